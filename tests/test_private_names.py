@@ -53,13 +53,6 @@ DOCUMENTED = {
 _PRIVATE = re.compile(r"_(?!_)\w+")
 
 
-def _hydras_flags() -> None:
-    read = arguments.read(["a=1", "--multirun", "b=2", "--config-dir=x"])
-    assert (read.overrides, read.multirun, read.config_dir) == (["a=1", "b=2"], True, "x")
-    used = ("help", "hydra_help", "info", "cfg", "shell_completion", "config_path", "config_name", "experimental_rerun")
-    assert not any(getattr(read, flag) for flag in used)
-
-
 def _hydras_packages() -> None:
     assert ConfigSource._get_header_dict("# @package _global_\na: 1\n") == {"package": "_global_"}
     sources = (FileConfigSource, ImportlibResourcesConfigSource)
@@ -175,7 +168,6 @@ def _raw_environment() -> None:
 
 
 CHECKS: dict[Callable[[], None], list[str]] = {
-    _hydras_flags: ["hydra._internal.utils"],
     _hydras_overrides: ["hydra._internal.config_loader_impl", "_apply_overrides_to_config", "_get_root"],
     _hydras_packages: ["_get_header_dict"],
     _native_functions: ["torch._C._nn"],

@@ -22,7 +22,8 @@ from hydraloop.commands.resume import check_resume
 from hydraloop.config import arguments, checks, saved_config
 from hydraloop.config.checks import Draft
 from hydraloop.config.compose import Composer, opened
-from hydraloop.config.help import show_config, show_help, show_plan
+from hydraloop.config.dry_run import show_config, show_plan
+from hydraloop.config.help import show_help
 from hydraloop.errors import UserError
 from hydraloop.files import environment
 from hydraloop.files.config_yaml import remember_config

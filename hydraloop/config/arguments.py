@@ -6,14 +6,14 @@ import argparse
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-from hydra._internal.utils import get_args_parser  # Hydra's flags; only `hydra.main` itself reads them otherwise
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override
 from hydra.errors import OverrideParseException
 
+import hydraloop
 from hydraloop.errors import UserError, suggestion
 from hydraloop.files.secrets import MASK, remember_overrides
 from hydraloop.schemas.selected_hooks import HOOK_GROUPS
@@ -21,16 +21,24 @@ from hydraloop.schemas.selected_hooks import HOOK_GROUPS
 LIST_GROUPS = (*HOOK_GROUPS, "scheduler")
 """Groups from which any number of options is selected."""
 
-_HYDRAS = ("--hydra-help", "--info")
-"""Flags of Hydra that do not exist here."""
-
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of Hydra's flags and ours."""
-    made: argparse.ArgumentParser = get_args_parser()
+    """Return the parser of the flags. They are those of Hydra that are used here, and ours."""
+    made = argparse.ArgumentParser(add_help=False)
+    made.error = refuse  # type: ignore[method-assign]
+    made.add_argument("overrides", nargs="*")
+    made.add_argument("--multirun", "-m", action="store_true")
+    made.add_argument("--config-path", "-cp")
+    made.add_argument("--config-name", "-cn")
+    made.add_argument("--config-dir", "-cd")
+    made.add_argument("--cfg", "-c", choices=["job"])
+    made.add_argument("--resolve", action="store_true")
     made.add_argument("--dry-run", action="store_true")
     made.add_argument("--json", action="store_true")
     made.add_argument("--pdb", action="store_true")
+    made.add_argument("--help", "-h", action="store_true")
+    made.add_argument("--version", action="version", version=f"hydraloop {hydraloop.__version__}")
+    made.add_argument("--shell-completion", "-sc", action="store_true")
     return made
 
 
@@ -54,22 +62,12 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
 
     Raises:
         SystemExit: after --version.
-        UserError: a flag with a wrong value, or that runs code; a secret that is masked.
+        UserError: a flag with a wrong value; a secret that is masked.
     """
     made = parser()
-    made.error = refuse  # type: ignore[method-assign]  # Hydra makes this parser
     args, unknown = made.parse_known_intermixed_args(argv)  # also takes `key=a -m key=b`
-    args.unknown = [
-        *unknown,
-        *(flag for flag, given in zip(_HYDRAS, (args.hydra_help, args.info), strict=True) if given),
-    ]
-    args.flags = [flag for flag in re.findall(r"--[\w-]+", made.format_usage()) if flag not in _HYDRAS]
-    if args.experimental_rerun is not None:
-        raise UserError(
-            "this flag loads a pickle file, which can run code",
-            key="--experimental-rerun",
-            remedy="Use resume=… or --config-dir.",
-        )
+    args.unknown = unknown
+    args.flags = re.findall(r"--[\w-]+", made.format_usage())
     for line in args.overrides:
         if MASK in line:  # copied from what hydraloop has printed or written
             key = line.partition("=")[0].lstrip("+")
@@ -153,26 +151,19 @@ def typed_keys(overrides: Iterable[str]) -> tuple[str, ...]:
         overrides: as typed, and valid.
     """
     parsed = OverridesParser.create().parse_overrides(list(overrides))
-    keys = (
-        leaves(one.key_or_group, None if one.is_sweep_override() else one.value())
-        for one in parsed
-        if not one.is_delete()
+    pairs = (
+        (one.key_or_group, None if one.is_sweep_override() else one.value()) for one in parsed if not one.is_delete()
     )
-    return tuple(dict.fromkeys(key for found in keys for key in found))
+    return tuple(dict.fromkeys(key for group, value in pairs for key, _ in leaves(value, group)))
 
 
-def leaves(key: str, value: object) -> Iterator[str]:
-    """Yield the keys that `key=value` sets: `a.b` and `a.c` for `a={b: 1, c: 2}`."""
-    if not isinstance(value, dict):
-        yield key
+def leaves(node: object, key: str) -> Iterator[tuple[str, Any]]:
+    """Yield (key, value) of each value that `key=node` sets: of `a.b` and `a.c` for `a={b: 1, c: 2}`."""
+    if not isinstance(node, dict):
+        yield key, node
         return
-    for name, inner in value.items():
-        yield from leaves(f"{key}.{name!s}", inner)
-
-
-def is_sweep(override: Override) -> bool:
-    """Return whether the override has several values."""
-    return bool(override.is_sweep_override())
+    for name, value in node.items():
+        yield from leaves(value, f"{key}.{name!s}")
 
 
 def with_hook_lists(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -200,12 +191,14 @@ def with_hook_options_swept(overrides: Sequence[str]) -> list[str]:
     A sweep of one value is left to the jobs.
     """
     parsed = parse(overrides)
-    swept = {override.key_or_group for override in parsed if is_sweep(override)} & set(HOOK_GROUPS)
+    swept = {override.key_or_group for override in parsed if override.is_sweep_override()} & set(HOOK_GROUPS)
     lines: list[str] = []
     for override in parsed:
         group, _, option = override.key_or_group.partition(".")
         line = override.input_line or ""
-        plain = not (is_sweep(override) or override.is_delete() or override.is_add() or override.is_force_add())
+        plain = not (
+            override.is_sweep_override() or override.is_delete() or override.is_add() or override.is_force_add()
+        )
         if group in swept and option and plain:
             line = f"{override.key_or_group}=choice({override.get_value_element_as_str()})"
         lines.append(line)

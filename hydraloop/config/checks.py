@@ -143,7 +143,7 @@ def _check_groups(overrides: Sequence[Override], composer: Composer) -> None:
         group = override.key_or_group
         if override.value() == "???":  # OmegaConf's mark
             raise UserError("??? is no value", key=group, remedy=f"Give it one: {group}=…")
-        is_axis = arguments.is_sweep(override) and not override.is_delete()
+        is_axis = override.is_sweep_override() and not override.is_delete()
         if is_axis or not composer.is_group(group) or group.startswith("hydra"):
             continue
         if not group:

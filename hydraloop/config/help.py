@@ -1,4 +1,4 @@
-"""The texts of `--help` and `--dry-run`, from the schemas, the project's config folder and the composed config."""
+"""The texts of `--help`, from the schemas, the project's config folder and the composed config."""
 
 from __future__ import annotations
 
@@ -17,22 +17,19 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.config.arguments import no_json
-from hydraloop.config.checks import Draft, explained, hydra_config
+from hydraloop.config.checks import explained
 from hydraloop.config.compose import Composer
-from hydraloop.config.hook_checks import slots_of
 from hydraloop.config.messages import known_keys
 from hydraloop.config.own_classes import OF_ALL_HOOKS, own_class, select
-from hydraloop.engine.call_table import by_mount_point, format_order
 from hydraloop.errors import UserError, any_of, meant
 from hydraloop.files import environment
-from hydraloop.files.config_yaml import masked_yaml
 from hydraloop.files.secrets import masked
-from hydraloop.files.terminal import print_json, show
+from hydraloop.files.terminal import show
 from hydraloop.schemas.docs import Argument, arguments_of_schema, field_docs, summary, typed
 from hydraloop.schemas.hooks import HookConf
 from hydraloop.schemas.root import Config, InitConf
 from hydraloop.schemas.sections import DistributedConf, EngineConf, SweepConf
-from hydraloop.schemas.selected_hooks import HOOK_GROUPS, notices
+from hydraloop.schemas.selected_hooks import HOOK_GROUPS
 
 _OTHER_GROUPS = {
     "experiment": "Whole runs",
@@ -57,66 +54,6 @@ _SELECTION = re.compile(r"`?\w+=\S+?`?(?:: |, (?=the default))")
 _NOT_A_TEXT = re.compile(r"#\s*(@package |[\w/.-]+\.ya?ml$)")
 """Comments that are left out: Hydra's package, and the path of the file."""
 _NOT_OPTIONS = ("_target_", "_partial_", "defaults")
-
-
-def show_plan(draft: Draft, *, as_json: bool) -> None:
-    """Print what `--dry-run` prints."""
-    if not as_json:
-        show(format_plan(draft.cfg))
-        return
-    cfg, resolve = _shown(draft.cfg)
-    slots = slots_of(draft.cfg)
-    print_json(
-        {
-            "overrides": draft.overrides,
-            "config": OmegaConf.to_container(cfg, resolve=resolve, enum_to_str=True),
-            "hooks": {slot.name: slot.priority for slot in slots},
-            "mount_points": {point: [slot.name for slot in found] for point, found in by_mount_point(slots).items()},
-            "notices": notices(draft.cfg),
-        },
-    )
-
-
-def show_config(draft: Draft, args: argparse.Namespace) -> None:
-    """Print what `--cfg` asks for: the composed config, all of it or a part, with secrets masked.
-
-    Raises:
-        UserError: there is no such part, the command line is that of a sweep, or an interpolation does not resolve.
-    """
-    if args.multirun:
-        raise UserError("a sweep has several configs", key="--cfg", remedy="Leave one of the flags out.")
-    names = [str(name) for name in draft.cfg if args.cfg == "all" or (name == "hydra") == (args.cfg == "hydra")]
-    with hydra_config(draft.cfg):
-        text = masked_yaml(OmegaConf.masked_copy(draft.cfg, names), resolve=args.resolve)
-    if args.package not in (None, "_global_"):
-        part = OmegaConf.select(OmegaConf.create(text), args.package)
-        if part is None:
-            raise UserError("there is no such key", key="--package", remedy="--cfg job shows all keys.")
-        text = f"# @package {args.package}\n{OmegaConf.to_yaml(part)}" if OmegaConf.is_config(part) else str(part)
-    show(text.rstrip())
-
-
-def _shown(cfg: DictConfig) -> tuple[DictConfig, bool]:
-    """Return the config without the node `hydra`, and whether its interpolations resolve before the job."""
-    shown = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
-    return shown, "${hydra:" not in str(OmegaConf.to_container(shown))  # ${hydra:job.num} has no value yet
-
-
-def format_plan(cfg: DictConfig) -> str:
-    """Return what `--dry-run` prints: the composed config, and the hooks by mount point. No hook is imported."""
-    shown, resolve = _shown(cfg)
-    return "\n".join(
-        [
-            "# The composed config",
-            masked_yaml(shown, resolve=resolve).rstrip(),
-            "",
-            "# Hooks by mount point, in the order they are called (priority)",
-            format_order(slots_of(cfg)),
-            *notices(cfg),
-            "",
-            "Nothing was trained or written. Leave --dry-run out to start.",
-        ]
-    )
 
 
 def show_help(args: argparse.Namespace, composer: Composer, commands: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from hydra.conf import HydraConf
@@ -17,6 +17,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.config import arguments
+from hydraloop.config.arguments import leaves
 from hydraloop.errors import UserError
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.schemas.root import HYDRA_SETTINGS
@@ -143,15 +144,6 @@ def written(cfg: DictConfig, name: str) -> Any:
     """Return a node of a config as written: as plain containers, with interpolations. None if it does not exist."""
     raw: Any = OmegaConf.to_container(cfg, resolve=False)
     return raw.get(name)
-
-
-def leaves(node: object, key: str) -> Iterator[tuple[str, Any]]:
-    """Yield (key, value) of each value in nested containers. A list is a value."""
-    if not isinstance(node, dict):
-        yield key, node
-        return
-    for name, value in node.items():
-        yield from leaves(value, f"{key}.{name!s}")
 
 
 def _is_read(key: str) -> bool:

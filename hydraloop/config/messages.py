@@ -19,7 +19,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from hydraloop.config.arguments import LIST_GROUPS, is_sweep
+from hydraloop.config.arguments import LIST_GROUPS
 from hydraloop.config.compose import Composer
 from hydraloop.config.hydra_keys import unused
 from hydraloop.config.own_classes import arguments_of, own_class, select
@@ -147,7 +147,11 @@ def _named(text: str, overrides: Sequence[Override]) -> Override | None:
 
 def _without(wrong: Override | None, overrides: Sequence[Override], composer: Composer) -> DictConfig:
     """Return the config without the wrong override, or else without any."""
-    rest = [override.input_line or "" for override in overrides if override is not wrong and not is_sweep(override)]
+    rest = [
+        override.input_line or ""
+        for override in overrides
+        if override is not wrong and not override.is_sweep_override()
+    ]
     for lines in ([] if wrong is None else rest, []):
         try:
             return composer.compose(lines)

@@ -14,7 +14,7 @@ from hydra.core.override_parser.types import OverrideType
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from hydraloop.config.arguments import is_sweep, parse
+from hydraloop.config.arguments import parse
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.schemas.selected_hooks import HOOK_GROUPS
 
@@ -94,7 +94,7 @@ def with_own_arguments(error: Exception, lines: Sequence[str]) -> list[str]:
         section, _, name = key.rpartition(".")
         present = select(cfg, section)
         is_new = not isinstance(present, DictConfig) or name not in present
-        if is_new and one.type is OverrideType.CHANGE and not is_sweep(one) and section and name[:1] != "_":
+        if is_new and one.type is OverrideType.CHANGE and not one.is_sweep_override() and section and name[:1] != "_":
             target = typed.get(f"{section}._target_", select(cfg, f"{section}._target_"))
             taken = arguments_of(target, section)
             line = f"++{line}" if taken is None or name in taken else line

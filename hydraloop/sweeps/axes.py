@@ -9,7 +9,6 @@ from typing import Any
 
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 
-from hydraloop.config import arguments
 from hydraloop.errors import UserError
 from hydraloop.files.secrets import mask_overrides
 
@@ -58,7 +57,7 @@ def lines_of(override: Override) -> list[str]:
         UserError: it cannot be enumerated (`interval(0,1)`), or has no values.
     """
     key, line = override.get_key_element(), override.input_line or ""
-    if not arguments.is_sweep(override):
+    if not override.is_sweep_override():
         is_number = isinstance(override.value(), bool | int | float)
         return [f"{key}={override.get_value_element_as_str()}" if is_number else line]  # 1e-3 is 0.001, as in a sweep
     if not override.is_discrete_sweep():

@@ -32,7 +32,7 @@ def select(typed: Sequence[Override], in_files: Sequence[Override], options: Dic
     """
     of_jobs = [override for override in typed if not is_of_sweep(override)]
     for override in typed:
-        if is_of_sweep(override) and arguments.is_sweep(override):
+        if is_of_sweep(override) and override.is_sweep_override():
             key = override.key_or_group
             raise UserError("it holds for the whole sweep", key=key, remedy=f"Give it one value: {key}=…")
     for given in (of_jobs, in_files):
@@ -66,10 +66,10 @@ def _check_given_once(overrides: Sequence[Override]) -> None:
     for override in overrides:
         value: Any = override.value()
         values = value.list if isinstance(value, ChoiceSweep) else [value]
-        keys = (key for one in values for key in arguments.leaves(_key(override).lstrip("~"), one))
+        keys = (key for one in values for key, _ in arguments.leaves(one, _key(override).lstrip("~")))
         for key in dict.fromkeys(keys):
             first = given.setdefault(key, override)
-            if first is not override and (arguments.is_sweep(first) or arguments.is_sweep(override)):
+            if first is not override and (first.is_sweep_override() or override.is_sweep_override()):
                 problem = f"it is given twice: {first.input_line} and {override.input_line}"
                 raise UserError(problem, key=key, remedy="Leave one of them out, or list all values in one.")
 
@@ -130,7 +130,7 @@ def _read_jobs(file: Path, axes: Sequence[Axis]) -> Axis:
         except ValueError as error:
             raise UserError(f"{place}: {error}", key="sweep.jobs", remedy="Quote it as in bash.") from error
         for override in _allowed(arguments.parse(lines), place):
-            if arguments.is_sweep(override):
+            if override.is_sweep_override():
                 problem = f"{place} has several values: {override.input_line}"
                 works = "Write a line for each, or sweep on the command line; a list has brackets."
                 raise UserError(problem, key="sweep.jobs", remedy=works)

@@ -7,7 +7,7 @@ import pytest
 
 import hydraloop
 from hydraloop.config import checks
-from hydraloop.config.help import format_plan
+from hydraloop.config.dry_run import format_plan
 from hydraloop.config.hook_checks import slots_of
 from hydraloop.engine.call_table import by_mount_point
 from tests.config.composed import REPOSITORY, composer

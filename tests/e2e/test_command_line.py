@@ -239,8 +239,7 @@ def test_torch_is_not_imported_and_nothing_is_written(project: Project) -> None:
         ["--dry-run", "+hooks.mine._target_=my_project.hooks.MyHook"],
         ["seed=1", "--dry-run", "hooks=[],[ema]", "--multirun", "engine.max_epochs=1,2"],
         ["--cfg", "job", "hooks=ema,profiler"],
-        ["--cfg", "hydra"],
-        ["-c", "job", "--resolve", "--package", "engine"],
+        ["-c", "job", "--resolve"],
         ["--version"],
     ]
     project.write("probes.py", PROBES)
@@ -253,11 +252,11 @@ def test_torch_is_not_imported_and_nothing_is_written(project: Project) -> None:
 
 
 def test_what_they_print(project: Project) -> None:
-    dry, shown, package, completed = project.many(
+    dry, shown, resolved, completed = project.many(
         [
             ["--dry-run", "hooks=ema,profiler"],
             ["--cfg", "job", "hooks=ema,profiler"],
-            ["--cfg", "job", "--package", "engine"],
+            ["--cfg", "job", "--resolve", "+my.epochs=${engine.max_epochs}"],
             ["--cfg", "job", "-cn", "other"],
         ]
     )
@@ -265,8 +264,7 @@ def test_what_they_print(project: Project) -> None:
     assert "Nothing was trained or written." in dry.out
     assert "hooks:\n  ema:\n    _target_: hydraloop.hooks.EMAHook" in shown.out
     assert "  profiler:" in shown.out
-    assert "max_epochs: 20" in package.out
-    assert "seed" not in package.out
+    assert "epochs: 20" in resolved.out.partition("\nmy:")[2]
     assert completed.code == 2
     assert "the config 'other' does not exist" in completed.err
 

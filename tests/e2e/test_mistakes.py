@@ -15,7 +15,7 @@ COMPOSING: dict[str, tuple[str, str]] = {
     "-cn nope": ("--config-name", "Known: config, hydraloop."),
     "-cp nope": ("--config-path", "Did you mean "),
     "-cd nope": ("--config-dir", "Create it"),
-    "--experimental-rerun x": ("--experimental-rerun", "Use resume="),
+    "--experimental-rerun=x": ("--experimental-rerun", "--help lists the flags"),
     "hydra.run.dir=/proc/nope": ("hydra.run.dir", "Name another directory"),
     "hydra.run.dir=train.py": ("hydra.run.dir", "Name another directory"),
     "resume=auto": ("resume", "Leave resume out. That starts a new run."),

@@ -7,8 +7,8 @@ import shlex
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
+from hydraloop.config.arguments import leaves
 from hydraloop.config.compose import opened
-from hydraloop.config.hydra_keys import leaves
 from tests.config.composed import REPOSITORY
 
 VALID = """
