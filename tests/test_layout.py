@@ -34,8 +34,8 @@ def test_calls_of_import_module_point_downwards_as_imports_do() -> None:
 
 
 BORN = {
-    "launch/elastic.py elastic_launch": "the ranks of a run",
-    "launch/nodes.py run": "srun, which starts this command on several nodes",
+    "launch/start_ranks.py elastic_launch": "the ranks of a run",
+    "launch/slurm_nodes.py run": "srun, which starts this command on several nodes",
     "launch/detach.py Popen": "the same command without its terminal",
     "sweeps/executors/fork_server.py Process": "the server of the pool, and its jobs",
     "sweeps/executors/spawned.py Popen": "jobs of the pool that are new Python processes",

@@ -10,7 +10,6 @@ import gc
 import importlib
 import os
 import shlex
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,14 +17,14 @@ from typing import TYPE_CHECKING
 
 from hydraloop.commands import parser
 from hydraloop.config import arguments
-from hydraloop.errors import Terminated, UserError
+from hydraloop.errors import UserError
 from hydraloop.files import environment
 from hydraloop.files.error_reports import Reports
 from hydraloop.files.terminal import print_to, replace_unencodable, show
 from hydraloop.importing import deferred, in_one_line, uncollected
-from hydraloop.launch import private, torchrun
-from hydraloop.launch.failure import Requeue
-from hydraloop.launch.processes import terminable
+from hydraloop.launch import secret_arguments, torchrun
+from hydraloop.launch.exit import exit_code
+from hydraloop.launch.termination import terminable
 from hydraloop.safety.allowlist import ALLOWLIST, IN_MAIN, in_script
 
 if TYPE_CHECKING:
@@ -97,18 +96,18 @@ def _run(project: Path | None, configs: Path | None, name: str) -> int:
     reports = Reports(os.environ.get("HYDRA_FULL_ERROR") == "1", as_json="--json" in sys.argv)
     try:
         with terminable():
-            peers.begin()
+            peers.check_restart()
             code = _choose(project, TrainCommand(configs or NO_CONFIGS, name, reports, peers))
     except SystemExit:  # the end of a sweep; or argparse has printed the version
         raise
     except BaseException as error:
-        peers.failed(error)
-        code = _exit_code(error, reports)
+        peers.report_error(error)
+        code = exit_code(error, of_run=error in reports.shown)
         if torchrun.reports():
             reports.show(error)
         reports.debug(error)
     if torchrun.is_several():
-        peers.leave(code)
+        peers.exit(code)
     return code
 
 
@@ -120,7 +119,7 @@ def _choose(project: Path | None, train: TrainCommand) -> int:
 
         argv = arguments_of_process(argv)
     if torchrun.is_ours():
-        argv, job = private.of_rank(argv)
+        argv, job = secret_arguments.of_rank(argv)
     args = arguments.read(argv)
     environment.set_command([*environment.script(), *args.config_flags])
     found = None if job is not None or args.shell_completion else parser.find(args.overrides, asks=args.help)
@@ -174,11 +173,3 @@ def view(argv: Sequence[str]) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-
-
-def _exit_code(error: BaseException, reports: Reports) -> int:
-    if isinstance(error, Requeue):
-        return 0 if torchrun.is_launched() else error.code  # a launcher would restart the ranks
-    if isinstance(error, KeyboardInterrupt):
-        return 128 + (error.number if isinstance(error, Terminated) else signal.SIGINT)
-    return 2 if isinstance(error, UserError) and error not in reports.shown else 1

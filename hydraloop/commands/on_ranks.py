@@ -18,7 +18,7 @@ from hydraloop.engine.distributed.process_group import connect
 from hydraloop.errors import printable
 from hydraloop.files import environment
 from hydraloop.files.console import PrintableFormatter
-from hydraloop.launch import elastic, torchrun
+from hydraloop.launch import start_ranks, torchrun
 from hydraloop.launch.failure import Failure
 from hydraloop.launch.peers import Peers
 
@@ -38,7 +38,7 @@ def run(typed: OnRun, argv: Sequence[str], peers: Peers) -> None:
     _log_warnings()
     command = prepare(typed)
     if command.processes > 1 and not torchrun.is_several():
-        ended, _ = elastic.launch(command.cfg.distributed, environment.script()[1:], argv, {})
+        ended, _ = start_ranks.launch(command.cfg.distributed, environment.script()[1:], argv, {})
         if ended.error is not None:
             raise ended.error
         return

@@ -18,7 +18,7 @@ from hydraloop.files import code_patch, console, environment
 from hydraloop.launch import checks as launch_checks
 from hydraloop.launch import detach
 from hydraloop.launch import slurm as launch_slurm
-from hydraloop.launch.run_starter import RunStarter
+from hydraloop.launch.start import RunStarter
 from hydraloop.sweeps import resume_sweep, submit_to_slurm
 from hydraloop.sweeps.check_sweep import SweepDraft
 from hydraloop.sweeps.controller import Controller, Watcher

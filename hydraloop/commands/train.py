@@ -34,7 +34,7 @@ from hydraloop.launch.checks import check_debugger, check_options
 from hydraloop.launch.peers import Peers
 
 if TYPE_CHECKING:
-    from hydraloop.launch.run_starter import RunStarter
+    from hydraloop.launch.start import RunStarter
 
 NO_CONFIGS = Path(schemas.__file__).parent
 """A folder without config files."""
@@ -127,7 +127,7 @@ class TrainCommand:
         return self._starter().run(draft, argv)
 
     def _starter(self) -> RunStarter:
-        from hydraloop.launch.run_starter import RunStarter
+        from hydraloop.launch.start import RunStarter
 
         return RunStarter(self.reports, self.peers)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -15,13 +15,20 @@ from hydraloop.files.config_yaml import loaded, plain
 from hydraloop.files.run_directory import CONFIG, OUTPUTS, RECORDS, SWEEP_FILE, checkpoint_folders, config_file, run_of
 from hydraloop.files.secrets import masked
 
-Start = tuple[Path | None, Path | None]
-"""Run directory and checkpoint of a run that continues. No directory: the run is new, or the checkpoint is no run's."""
-Find = Callable[[Path | None], Start]
+
+class ResumePoint(NamedTuple):
+    """Where a run continues."""
+
+    run_dir: Path | None = None
+    """None: the run is new, or the checkpoint does not belong to a run."""
+    checkpoint: Path | None = None
+
+
+FindResumePoint = Callable[[Path | None], ResumePoint]
 """Returns where a run continues. The argument is the run directory that the user has named, if any."""
 
 
-def find(cfg: DictConfig, explicit: Path | None, *, key: str = "hydra.run.dir") -> Start:
+def find(cfg: DictConfig, explicit: Path | None, *, key: str = "hydra.run.dir") -> ResumePoint:
     """Return the run directory and checkpoint that a config's `resume` names, if it is set.
 
     Args:
@@ -33,7 +40,7 @@ def find(cfg: DictConfig, explicit: Path | None, *, key: str = "hydra.run.dir") 
         UserError: there is nothing to resume, or two different directories are named.
     """
     if cfg.resume is None:
-        return None, None
+        return ResumePoint()
     if cfg.resume == "auto":
         return _auto(cfg, explicit)
     wanted = str(cfg.resume)
@@ -53,7 +60,7 @@ def find(cfg: DictConfig, explicit: Path | None, *, key: str = "hydra.run.dir") 
             key=key,
             remedy=f"Leave {key} out, or start a new run there with load_from={checkpoint}.",
         )
-    return found, checkpoint
+    return ResumePoint(found, checkpoint)
 
 
 def newest_checkpoint(run_dir: Path, *, known: Collection[str] = ()) -> Path | None:
@@ -81,16 +88,16 @@ def _mark(checkpoint: Path) -> str:
     return f"{checkpoint.resolve()} {checkpoint.stat().st_mtime_ns}"
 
 
-def _auto(cfg: DictConfig, explicit: Path | None) -> Start:
+def _auto(cfg: DictConfig, explicit: Path | None) -> ResumePoint:
     if explicit is not None:
         checkpoint = _newest_of(explicit)
-        return explicit if checkpoint else None, checkpoint
+        return ResumePoint(explicit if checkpoint else None, checkpoint)
     wanted = _identity(cfg)
     for run_dir in _newest_first():
         if _identity(_config_in(run_dir / RECORDS)) == wanted:
             checkpoint = _newest_of(run_dir)
             if checkpoint is not None:
-                return run_dir, checkpoint
+                return ResumePoint(run_dir, checkpoint)
     raise UserError(
         f"no run under {OUTPUTS}/ with the same experiment, model and data has a checkpoint",
         key="resume",

@@ -1,5 +1,4 @@
-"""Starts the processes of a run with torch's elastic launcher, or joins those that torchrun has started.
+"""From a checked config to a running engine: the plan, this process or ranks, the engine; and the Python interface.
 
-The config is composed and checked once. Every rank gets the `RunPlan`, and does not read the command line. Importing
-this package does not import torch.
+Importing this package does not import torch.
 """

@@ -17,6 +17,7 @@ from hydraloop.errors import PeerError, Terminated, UserError, interrupt
 from hydraloop.files import atomic
 from hydraloop.files.result import Result, describe, signal_of
 from hydraloop.files.secrets import mask_text
+from hydraloop.launch.exit import Preempted
 
 Kind = Literal["mistake", "error", "killed", "lost", "signal", "follows"]
 """mistake: `UserError`. error: another exception. killed: ended without an exception. lost: another rank has ended and
@@ -25,8 +26,6 @@ _ORDER: dict[Kind, int] = {"mistake": 0, "error": 0, "killed": 1, "lost": 2, "si
 """The failure with the lowest number is the cause. A lost connection often means that another rank was killed."""
 _SENT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that users, terminals and schedulers send. A rank that one of them has ended has not crashed."""
-REQUEUE = 75
-"""The exit code of a preempted run: EX_TEMPFAIL of sysexits.h, which schedulers can be told to requeue."""
 _LOST = re.compile(r"gloo|nccl|c10d|tcpstore|connection (?:closed|reset|refused)|broken pipe", re.IGNORECASE)
 """Found in the messages of torch.distributed when another rank has ended."""
 
@@ -43,18 +42,6 @@ class RankError(Exception):
     def __init__(self, text: str, trace: str = "", *, was_killed: bool = False) -> None:
         super().__init__(text)
         self.trace, self.was_killed = trace, was_killed
-
-
-class Requeue(KeyboardInterrupt):
-    """Raised when the run was preempted: it has saved, and a scheduler can start the same command line again.
-
-    Args:
-        reason: what has preempted it.
-    """
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.code = 128 + signal.SIGINT if reason == "SIGINT" else REQUEUE
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,25 +152,25 @@ def cause(failures: Iterable[Failure]) -> Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """How a job ended."""
+class RunEnd:
+    """How a run has ended."""
 
     error: BaseException | None = None
-    """What the job raises."""
+    """The error that ends the command; None for a run that is complete."""
     trained: bool = True
-    """Whether it completed an iteration."""
+    """Whether the run has completed an iteration."""
 
     @classmethod
-    def with_result(cls, run_dir: Path) -> Self:
-        """Make the end of a job that has written `result.json` without an error: it is complete, or was preempted."""
+    def from_result(cls, run_dir: Path) -> Self:
+        """Return the end of a run that has written `result.json` without an error: it is complete or was preempted."""
         result = Result.read(run_dir)
         if result is None:
             return cls(error=RuntimeError("the run has ended without a result"))
-        return cls(None if result.preempted_by is None else Requeue(result.preempted_by))
+        return cls(None if result.preempted_by is None else Preempted(result.preempted_by))
 
     @classmethod
-    def by(cls, failure: Failure) -> Self:
-        """Make the end of a job that failed."""
+    def from_failure(cls, failure: Failure) -> Self:
+        """Return the end of a run that has failed."""
         return cls(error=failure.error(), trained=failure.trained)
 
 

@@ -1,4 +1,4 @@
-"""Peers: what a rank and the other ranks tell each other before they train, and when they fail.
+"""The other ranks: they agree on the plan before they train, exchange failures, and find where a restart continues.
 
 Each rank composes the config itself. Rank 0 makes the plan, and writes into the store that all ranks share where the
 run is, what its `${now:}` and `${run_id:}` are, and a digest of each value of its config. The other ranks compare their
@@ -20,17 +20,23 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.errors import PeerError, UserError
-from hydraloop.files.checkpoint_to_resume import Find, newest_checkpoint
+from hydraloop.files.checkpoint_to_resume import FindResumePoint, ResumePoint, newest_checkpoint
 from hydraloop.files.config_yaml import resolved
 from hydraloop.files.secrets import masked
-from hydraloop.launch import elastic, torchrun
-from hydraloop.launch.failure import Failure, Requeue
-from hydraloop.launch.plan import RunPlan, resolve_output_dir
-from hydraloop.launch.processes import leave, leave_before_unloading
+from hydraloop.launch import start_ranks, torchrun
+from hydraloop.launch.exit import Preempted, exit_before_unloading, exit_now
+from hydraloop.launch.failure import Failure
+from hydraloop.launch.plan import RunPlan, set_output_dir
 
-_PLAN, _CAUSE, _MISTAKE, _RUN = "plan", "cause", "mistake", "run"
-"""Keys in the store. The first two belong to one start, the others to the run with its restarts."""
-_OF_RANK_0 = ("now", "run_id")
+_PLAN = "plan"
+"""Key of this start in the store: the plan of rank 0; null if rank 0 has failed before."""
+_CAUSE = "cause"
+"""Key of this start: the first failure of a rank."""
+_MISTAKE = "mistake"
+"""Key of the run with its restarts: a user's mistake, which would be repeated."""
+_RUN = "run"
+"""Key of the run with its restarts: where it has started."""
+_RESOLVED_BY_RANK_0 = ("now", "run_id")
 """Resolvers whose values the other ranks take from rank 0."""
 _POLL = 0.02
 
@@ -39,15 +45,15 @@ class Peers:
     """The other ranks, as one of several ranks sees them. For a single process, most methods do nothing."""
 
     def __init__(self) -> None:
-        self._is_planned = False
-        """Whether this rank has sent or read the plan."""
-        self._is_told = False
-        """Whether this rank has told its failure."""
-        self._finished = leave_before_unloading() if torchrun.is_several() else None
+        self._has_plan = False
+        """Whether this rank has sent or received the plan, or needs none."""
+        self._has_reported = False
+        """Whether this rank has reported its failure."""
+        self._exit_at_end = exit_before_unloading() if torchrun.is_several() else None
 
     # Before the training. --------------------------------------------------------------------------------------------
 
-    def lead(self, cfg: DictConfig, plan: RunPlan) -> RunPlan:
+    def send_plan(self, cfg: DictConfig, plan: RunPlan) -> RunPlan:
         """Send the plan to the other ranks, and wait until each has the same config. Called on rank 0.
 
         Args:
@@ -57,79 +63,81 @@ class Peers:
             UserError, RankError: another rank has another config, or an error.
         """
         if torchrun.is_launched():
-            self.remember(plan)
+            self.record_start(plan)
         if not torchrun.is_several():
             return plan
-        resolve_output_dir(cfg, plan)
-        digests, caches = _digests(plan.cfg), (OmegaConf.get_cache(cfg), OmegaConf.get_cache(plan.cfg))
-        told = {name: [entry for cache in caches for entry in cache.get(name, {}).items()] for name in _OF_RANK_0}
-        paths = {"run_dir": plan.run_dir, "checkpoint": plan.checkpoint, "attempt": plan.attempt}
-        content = {name: path and str(path.absolute()) for name, path in paths.items()}
+        set_output_dir(cfg, plan)
+        digests = _digests(plan.cfg)
+        caches = (OmegaConf.get_cache(cfg), OmegaConf.get_cache(plan.cfg))
+        resolved_here = {
+            name: [entry for cache in caches for entry in cache.get(name, {}).items()] for name in _RESOLVED_BY_RANK_0
+        }
         store = torchrun.of_this_start(torchrun.connect())
-        store.set(_PLAN, json.dumps({**content, "told": told, "digests": digests}))
-        self._is_planned = True
-        others = [_agreed(rank) for rank in range(1, int(os.environ["WORLD_SIZE"]))]
+        store.set(_PLAN, json.dumps({"paths": plan.paths(), "resolved": resolved_here, "digests": digests}))
+        self._has_plan = True
+        others = [_agreement(rank) for rank in range(1, int(os.environ["WORLD_SIZE"]))]
         while not store.check(others):
             if store.check([_CAUSE]):
                 raise Failure.from_json(store.get(_CAUSE)).error()
             time.sleep(_POLL)
         if torchrun.is_ours():
-            elastic.Start.write(plan)
+            start_ranks.StartedRun.write(plan)
         return plan
 
-    def follow(self, cfg: DictConfig, planned: Callable[[RunPlan], RunPlan]) -> RunPlan:
+    def receive_plan(self, cfg: DictConfig, complete: Callable[[RunPlan], RunPlan]) -> RunPlan:
         """Wait for the plan of rank 0, and return it with the config of this rank.
 
         Args:
             cfg: with the node `hydra`.
-            planned: completes the plan.
+            complete: adds to the plan what rank 0 does not send.
 
         Raises:
             PeerError: rank 0 has failed.
             UserError: this rank has another config.
         """
         store = torchrun.of_this_start(torchrun.connect())
-        found = json.loads(store.get(_PLAN))
-        self._is_planned = True
-        if found is None:
+        sent = json.loads(store.get(_PLAN))
+        self._has_plan = True
+        if sent is None:
             raise PeerError("rank 0 has no plan")
-        paths: dict[str, Any] = {key: found[key] and Path(found[key]) for key in ("run_dir", "checkpoint", "attempt")}
-        plan = planned(RunPlan(cfg=cfg, **paths))
-        resolve_output_dir(cfg, plan)
-        told = {key: {tuple(arguments): value for arguments, value in found["told"][key]} for key in _OF_RANK_0}
+        plan = complete(RunPlan.from_paths(cfg, sent["paths"]))
+        set_output_dir(cfg, plan)
+        values = sent["resolved"]
+        resolved_by_0 = {name: {tuple(key): value for key, value in values[name]} for name in _RESOLVED_BY_RANK_0}
         for config in (cfg, plan.cfg):
-            OmegaConf.set_cache(config, {**OmegaConf.get_cache(config), **told})
-        own, theirs = _digests(plan.cfg), found["digests"]
-        for key in {**theirs, **own}:
-            if own.get(key) != theirs.get(key):
+            OmegaConf.set_cache(config, {**OmegaConf.get_cache(config), **resolved_by_0})
+        own = _digests(plan.cfg)
+        of_rank_0 = sent["digests"]
+        for key in {**of_rank_0, **own}:
+            if own.get(key) != of_rank_0.get(key):
                 raise UserError(
                     f"rank {torchrun.rank()} has another value than rank 0",
                     key=key,
                     remedy="Let config files, environment variables and resolvers give the same value on all machines.",
                 )
-        store.set(_agreed(torchrun.rank()), "")
+        store.set(_agreement(torchrun.rank()), "")
         return plan
 
     def skip_plan(self) -> None:
-        """Note that this rank neither leads nor follows: its command trains nothing."""
-        self._is_planned = True
+        """Note that this rank needs no plan: its command trains nothing."""
+        self._has_plan = True
 
     # Errors, and the end. --------------------------------------------------------------------------------------------
 
-    def failed(self, error: BaseException) -> None:
-        """Tell an error that ends this rank."""
-        if torchrun.is_several() and not isinstance(error, Requeue):
-            self.tell(Failure.of(error, torchrun.rank()))
+    def report_error(self, error: BaseException) -> None:
+        """Report an error that ends this rank."""
+        if torchrun.is_several() and not isinstance(error, Preempted):
+            self.report_failure(Failure.of(error, torchrun.rank()))
 
-    def tell(self, failure: Failure) -> None:
-        """Tell the failure of this rank: by torch's error file to the launcher, and by the store to the other ranks.
+    def report_failure(self, failure: Failure) -> None:
+        """Report the failure of this rank: in torch's error file to the launcher, in the store to the other ranks.
 
-        If there is no plan yet, rank 0 tells the other ranks that there will be none. Another rank waits until rank 0
-        has come so far, because the launcher ends rank 0 when this rank has ended.
+        If rank 0 fails without a plan, it notifies the other ranks, which wait for the plan. If another rank fails
+        first, it waits until rank 0 has a plan, because the launcher ends rank 0 as soon as this rank has ended.
         """
-        if self._is_told:
+        if self._has_reported:
             return
-        self._is_told = True
+        self._has_reported = True
         if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
             failure.write(Path(file))
         with suppress(RuntimeError, OSError):  # the process that keeps the store has ended
@@ -139,51 +147,50 @@ class Peers:
                 own.compare_set(_CAUSE, "", failure.to_json())
             if failure.kind == "mistake" and torchrun.keeps_store():
                 store.set(_MISTAKE, failure.to_json())
-            if self._is_planned:
+            if self._has_plan:
                 return
             if torchrun.rank() == 0:
                 own.set(_PLAN, json.dumps(None))
             else:
                 own.get(_PLAN)
 
-    def leave(self, code: int) -> None:
-        """End this rank, when it has no more to do. Rank 0 of another launcher returns to the user's script.
+    def exit(self, code: int) -> None:
+        """End this rank. If another launcher has started the ranks, rank 0 returns to the user's script.
 
         Args:
             code: the exit code. If it is not 0, this process ends at once.
         """
         if code:
-            leave(code)
+            exit_now(code)
         if torchrun.reports():
             return
-        assert self._finished is not None
-        self._finished(0)
+        assert self._exit_at_end is not None
+        self._exit_at_end(0)
         sys.exit(0)
 
     # Restarts. -------------------------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
+    def check_restart(self) -> None:
         """End a restarted rank if an earlier start has ended by a mistake, which would repeat, or by a signal."""
         if torchrun.is_ours() and torchrun.rank() == 0:
-            elastic.Start.write()
+            start_ranks.StartedRun.write()
         if not torchrun.attempt():
             return
-        if elastic.is_stopped():
-            leave(1)
+        if start_ranks.is_stopped():
+            exit_now(1)
         if torchrun.keeps_store() and (store := torchrun.connect()).check([_MISTAKE]):
-            self._is_planned = True
-            self.tell(Failure.from_json(store.get(_MISTAKE)))
-            leave(1)
+            self._has_plan = True
+            self.report_failure(Failure.from_json(store.get(_MISTAKE)))
+            exit_now(1)
 
-    def remember(self, plan: RunPlan) -> None:
-        """Write to the launcher's store where a run starts, unless an earlier start has written it. See `earlier`."""
+    def record_start(self, plan: RunPlan) -> None:
+        """Write to the launcher's store where a run starts, unless an earlier start has written it."""
         if torchrun.keeps_store():
-            start = None if plan.checkpoint is None else str(plan.checkpoint.absolute())
-            content = json.dumps([str(plan.run_dir.absolute()), start, list(plan.known)])
+            content = json.dumps({"paths": plan.paths(), "known_checkpoints": list(plan.known_checkpoints)})
             torchrun.connect().compare_set(_RUN, "", content)
 
-    def earlier(self, resume: str | None) -> Find | None:
-        """Return a function that finds where a run continues that was restarted; None for a run that starts.
+    def restart_point(self, resume: str | None) -> FindResumePoint | None:
+        """Return a function that finds where a restarted run continues; None if this is its first start.
 
         Args:
             resume: of the config. With `auto`, a run that the store does not know continues like any other.
@@ -199,11 +206,12 @@ class Peers:
         store = torchrun.connect()
         if not store.check([_RUN]):  # the ranks failed before there was a run, or the node with the store was lost
             return None
-        run_dir, start, known = json.loads(store.get(_RUN))
+        first = json.loads(store.get(_RUN))
+        plan = RunPlan.from_paths(OmegaConf.create(), first["paths"])
 
-        def find(named: Path | None) -> tuple[Path, Path | None]:
-            newest = newest_checkpoint(Path(run_dir), known=known)
-            return Path(run_dir), newest or (Path(start) if start else None)
+        def find(named: Path | None) -> ResumePoint:
+            newest = newest_checkpoint(plan.run_dir, known=first["known_checkpoints"])
+            return ResumePoint(plan.run_dir, newest or plan.checkpoint)
 
         return find
 
@@ -224,5 +232,5 @@ def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield key, value
 
 
-def _agreed(rank: int) -> str:
-    return f"agreed-{rank}"
+def _agreement(rank: int) -> str:
+    return f"agreement-{rank}"

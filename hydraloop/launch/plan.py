@@ -1,23 +1,25 @@
-"""From a checked config to the plan of a run: its directory, locked, and where it continues. Imports no torch.
+"""From a checked config to the plan of a run: its directory, locked, and the checkpoint where it continues.
 
-Each rank makes a `Draft`, before there are locks. Rank 0 makes a `RunPlan` of it, and all ranks train by it.
+Each rank makes a `Draft`, before there are locks. Rank 0 makes a `RunPlan` of it, and all ranks train by that plan.
+Imports no torch.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from hydraloop.config.checks import Draft
 from hydraloop.files import checkpoint_to_resume, console, run_directory
+from hydraloop.files.checkpoint_to_resume import FindResumePoint
 from hydraloop.files.config_yaml import dumped, remember_config
 from hydraloop.files.lock import LEASE, PATIENCE, RunLock
 from hydraloop.files.run_directory import RECORDS
@@ -25,6 +27,9 @@ from hydraloop.files.secrets import masked
 
 if TYPE_CHECKING:
     from hydraloop.engine.distributed.comm import Distributed
+
+LOG = "train.log"
+_PATHS = ("run_dir", "checkpoint", "attempt")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,18 +40,45 @@ class RunPlan:
     """Validated, without the node `hydra`."""
     run_dir: Path
     checkpoint: Path | None = None
-    """Where the run continues; None for a new run, or one that starts again."""
+    """Where the run continues; None for a new run, or one that starts from the beginning."""
     attempt: Path | None = None
     """The folder for the records of this attempt to resume the run, `.hydra/resume_<n>`; None for a new run."""
     is_recorded: bool = False
-    """Whether the config is written by Hydra, or as Hydra does. Otherwise the builder writes it."""
-    known: Sequence[str] = ()
-    """The `known_checkpoints` at the start. This run has written all other checkpoints of its directory."""
+    """Whether the command line records the config, as Hydra does. Otherwise, `build` records it."""
+    known_checkpoints: Sequence[str] = ()
+    """The checkpoints that the directory had before this run (`known_checkpoints`)."""
     typed: Sequence[str] = ()
     """Keys whose values replace those of the checkpoint."""
 
+    def paths(self) -> dict[str, str | None]:
+        """Return the paths of the plan as absolute paths, for JSON."""
+        paths: dict[str, Path | None] = {name: getattr(self, name) for name in _PATHS}
+        return {name: None if path is None else str(path.absolute()) for name, path in paths.items()}
 
-def plan_run(draft: Draft, locks: ExitStack, find: checkpoint_to_resume.Find | None = None) -> RunPlan:
+    @classmethod
+    def from_paths(cls, cfg: DictConfig, paths: Mapping[str, str | None]) -> Self:
+        """Return the plan of another process, by its `paths`."""
+        given: Any = {name: None if paths[name] is None else Path(str(paths[name])) for name in _PATHS}
+        return cls(cfg=cfg, **given)
+
+    def without_hydra(self, typed: Sequence[str]) -> Self:
+        """Return the plan for training by the command line: without the node `hydra`, and with absolute paths.
+
+        Args:
+            typed: see the field.
+        """
+        with read_write(self.cfg), open_dict(self.cfg):
+            self.cfg.pop("hydra", None)
+        return replace(
+            self,
+            run_dir=self.run_dir.absolute(),
+            attempt=None if self.attempt is None else self.attempt.absolute(),
+            is_recorded=True,
+            typed=typed,
+        )
+
+
+def plan_run(draft: Draft, locks: ExitStack, restart: FindResumePoint | None = None) -> RunPlan:
     """Choose the directory of a run of the command line, write it into the node `hydra`, and lock it.
 
     Interpolations of `${hydra:…}` resolve.
@@ -54,29 +86,30 @@ def plan_run(draft: Draft, locks: ExitStack, find: checkpoint_to_resume.Find | N
     Args:
         draft: of a single run.
         locks: gets the lock.
-        find: of a run that torchrun has restarted. None: this is the first start.
+        restart: finds where the run continues, if torchrun has restarted it. None: this is the first start.
 
     Raises:
         UserError: the directory cannot be written, is locked, holds a run or has links to other places, or there is
             nothing to resume.
     """
-    cfg, key = draft.cfg, "hydra.run.dir"
+    cfg = draft.cfg
+    key = "hydra.run.dir"
     directory = Path(cfg.hydra.run.dir)
     is_named = key in draft.typed or (cfg.resume == "auto" and is_constant(cfg.hydra.run))
-    plan, _ = _plan(cfg, directory if is_named else None, lambda: directory, locks, key=key, find=find)
-    if find is not None:
+    named = directory if is_named else None
+    plan, _ = _choose_and_lock(cfg, named, lambda: directory, locks, key=key, restart=restart)
+    if restart is not None:
         print(f"restarted in {plan.run_dir}, from {plan.checkpoint or 'the beginning'}")
     elif cfg.resume == "auto" and plan.checkpoint is None:
         print(f"{directory} has no checkpoint: a new run starts there", file=sys.stderr)
-    return of_draft(plan, draft)
+    return plan_of_draft(plan, draft)
 
 
-def of_draft(plan: RunPlan, draft: Draft) -> RunPlan:
-    """Return the plan of a run with its directory in the node `hydra` of the draft, and with a copy of its config."""
-    cfg = draft.cfg
-    with read_write(cfg.hydra):
-        cfg.hydra.run.dir = str(plan.run_dir)
-    return without_hydra(replace(plan, cfg=deepcopy(cfg)), draft.typed)
+def plan_of_draft(plan: RunPlan, draft: Draft) -> RunPlan:
+    """Return the plan with a copy of the draft's config. The draft's node `hydra` gets the directory of the plan."""
+    with read_write(draft.cfg.hydra):
+        draft.cfg.hydra.run.dir = str(plan.run_dir)
+    return replace(plan, cfg=deepcopy(draft.cfg)).without_hydra(draft.typed)
 
 
 def plan_job(cfg: DictConfig, run_dir: Path, *, typed: Sequence[str], continues: bool) -> RunPlan:
@@ -94,8 +127,8 @@ def plan_job(cfg: DictConfig, run_dir: Path, *, typed: Sequence[str], continues:
     checkpoint = checkpoint_to_resume.newest_checkpoint(run_dir) if continues else None
     attempt = None if checkpoint is None else run_directory.following(run_dir)
     known = checkpoint_to_resume.known_checkpoints(run_dir)
-    plan = RunPlan(cfg=cfg, run_dir=run_dir, checkpoint=checkpoint, attempt=attempt, known=known)
-    return without_hydra(plan, typed)
+    plan = RunPlan(cfg=cfg, run_dir=run_dir, checkpoint=checkpoint, attempt=attempt, known_checkpoints=known)
+    return plan.without_hydra(typed)
 
 
 def plan_build(
@@ -118,11 +151,10 @@ def plan_build(
         UserError: another process trains in the directory, it holds another run, or there is nothing to resume.
     """
     if not ranks.is_main:
-        run_dir, checkpoint = (text and Path(text) for text in ranks.from_main(None))
-        return RunPlan(cfg=cfg, run_dir=run_dir, checkpoint=checkpoint, typed=typed), None
-    with ExitStack() as locks:  # refused before anything is written
-        plan, lock = _plan(cfg, run_dir, run_directory.new, locks, key="run_dir")
-    ranks.from_main([str(plan.run_dir), None if plan.checkpoint is None else str(plan.checkpoint)])
+        return replace(RunPlan.from_paths(cfg, ranks.from_main(None)), typed=typed), None
+    with ExitStack() as locks:  # a locked directory is refused before anything is written
+        plan, lock = _choose_and_lock(cfg, run_dir, run_directory.new, locks, key="run_dir")
+    ranks.from_main(plan.paths())
     return replace(plan, typed=typed), lock
 
 
@@ -132,14 +164,14 @@ def is_constant(node: DictConfig) -> bool:
     return not any(new in str(written["dir"]) for new in ("${now:", "${run_id:"))
 
 
-def _plan(
+def _choose_and_lock(
     cfg: DictConfig,
     named: Path | None,
     new: Callable[[], Path],
     locks: ExitStack,
     *,
     key: str,
-    find: checkpoint_to_resume.Find | None = None,
+    restart: FindResumePoint | None = None,
 ) -> tuple[RunPlan, RunLock]:
     """Choose a directory and a checkpoint, and lock the directory until `locks` closes.
 
@@ -147,39 +179,26 @@ def _plan(
         named: the directory that the user has named, if any.
         new: returns the directory of a new run.
         key: the option that names the directory.
-        find: of a restarted run.
+        restart: finds where a restarted run continues.
     """
-    patience = PATIENCE if find is None else LEASE  # the machine of rank 0 may have crashed
-    lock_key = key if cfg.resume is None else "resume"
-    find = find or partial(checkpoint_to_resume.find, cfg, key=key)
-    found, _ = find(named)
-    if found is not None:
-        run_directory.check_links(found, key=lock_key)
-    directory = found or named or new()
-    lock = RunLock(directory, key=lock_key, patience=patience)
+    find = restart or partial(checkpoint_to_resume.find, cfg, key=key)
+    key_of_choice = key if cfg.resume is None else "resume"
+    resumed = find(named).run_dir
+    if resumed is not None:
+        run_directory.check_links(resumed, key=key_of_choice)
+    directory = resumed or named or new()
+    # After a restart, the machine of rank 0 may have crashed with the lock.
+    lock = RunLock(directory, key=key_of_choice, patience=PATIENCE if restart is None else LEASE)
     locks.enter_context(lock)
-    found, checkpoint = find(found or named)  # again: another process may have trained there until it was locked
-    if found is None and cfg.resume != "auto":
+    # Another process may have trained in the directory until it was locked: find the checkpoint a second time.
+    resumed, checkpoint = find(resumed or named)
+    if resumed is None and cfg.resume != "auto":
         run_directory.refuse_held(directory, key=key)
-    attempt = run_directory.following(directory) if found is not None and run_directory.is_recorded(directory) else None
+    attempt = None
+    if resumed is not None and run_directory.is_recorded(directory):
+        attempt = run_directory.following(directory)
     known = checkpoint_to_resume.known_checkpoints(directory)
-    return RunPlan(cfg=cfg, run_dir=directory, checkpoint=checkpoint, attempt=attempt, known=known), lock
-
-
-def without_hydra(plan: RunPlan, typed: Sequence[str]) -> RunPlan:
-    """Return the plan of a run of the command line, without the node `hydra` in its config."""
-    with read_write(plan.cfg), open_dict(plan.cfg):
-        plan.cfg.pop("hydra", None)
-    return replace(
-        plan,
-        run_dir=plan.run_dir.absolute(),
-        attempt=None if plan.attempt is None else plan.attempt.absolute(),
-        is_recorded=True,
-        typed=typed,
-    )
-
-
-LOG = "train.log"
+    return RunPlan(cfg=cfg, run_dir=directory, checkpoint=checkpoint, attempt=attempt, known_checkpoints=known), lock
 
 
 def open_run_directory(cfg: DictConfig, plan: RunPlan) -> None:
@@ -188,7 +207,7 @@ def open_run_directory(cfg: DictConfig, plan: RunPlan) -> None:
     Args:
         cfg: of the plan, with the node `hydra`.
     """
-    resolve_output_dir(cfg, plan)
+    set_output_dir(cfg, plan)
     folder = plan.attempt or plan.run_dir / RECORDS
     folder.mkdir(parents=True, exist_ok=True)
     remember_config(plan.cfg)
@@ -199,8 +218,12 @@ def open_run_directory(cfg: DictConfig, plan: RunPlan) -> None:
         (folder / f"{name}.yaml").write_text(dumped(record), encoding="utf-8")
 
 
-def resolve_output_dir(cfg: DictConfig, plan: RunPlan) -> None:
-    """Let interpolations of `${hydra:…}` in the config of a plan resolve as in the run. `cfg` is as of `begin`."""
+def set_output_dir(cfg: DictConfig, plan: RunPlan) -> None:
+    """Let interpolations of `${hydra:runtime.output_dir}` resolve to the directory of the plan, also in its config.
+
+    Args:
+        cfg: with the node `hydra`.
+    """
     with read_write(cfg.hydra):
         cfg.hydra.runtime.output_dir = str(plan.run_dir)
     OmegaConf.copy_cache(from_config=cfg, to_config=plan.cfg)

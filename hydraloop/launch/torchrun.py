@@ -12,7 +12,7 @@ from typing import Any
 from hydraloop.importing import uncollected
 
 NODE = "HYDRALOOP_NODE"
-"""Variable of ranks that hydraloop has started: the folder of the process that has started them, see `elastic`."""
+"""Variable of ranks that hydraloop has started: the folder of the process that has started them, see `start_ranks`."""
 OWNER = "HYDRALOOP_LAUNCHER"
 """Variable of such ranks: the ID of that process, which may have ended before this one could ask for it."""
 LAUNCHER = int(os.environ.get(OWNER, os.getppid()))

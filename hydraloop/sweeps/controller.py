@@ -18,7 +18,7 @@ from hydraloop.errors import UserError
 from hydraloop.files import lock
 from hydraloop.files.result import describe
 from hydraloop.files.secrets import mask_overrides, mask_text
-from hydraloop.launch.failure import REQUEUE
+from hydraloop.launch.exit import REQUEUE
 from hydraloop.sweeps import job_states
 from hydraloop.sweeps.executors.executor import Ended, Executor, Request
 from hydraloop.sweeps.executors.gpus import Shares

@@ -16,7 +16,6 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from signal import SIGINT
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, read_write
@@ -26,7 +25,6 @@ from hydraloop.config.arguments import typed_keys
 from hydraloop.config.checks import Draft, compose_job, explained, hydra_config
 from hydraloop.config.compose import Composer
 from hydraloop.config.hydra_keys import variables
-from hydraloop.errors import Terminated
 from hydraloop.files import environment
 from hydraloop.files.config_yaml import remember_config
 from hydraloop.files.lock import LEASE, PATIENCE, RunLock
@@ -34,11 +32,11 @@ from hydraloop.files.result import ResultFile
 from hydraloop.files.secrets import remember_overrides
 from hydraloop.files.terminal import print_to
 from hydraloop.launch import checks as launch_checks
-from hydraloop.launch import private, slurm, torchrun
-from hydraloop.launch.failure import REQUEUE, Requeue
-from hydraloop.launch.plan import plan_job, without_hydra
-from hydraloop.launch.processes import owner_has_ended, terminable
-from hydraloop.launch.run_starter import RunStarter
+from hydraloop.launch import secret_arguments, slurm, torchrun
+from hydraloop.launch.exit import REQUEUE, exit_code
+from hydraloop.launch.plan import plan_job
+from hydraloop.launch.start import RunStarter
+from hydraloop.launch.termination import owner_has_ended, terminable
 from hydraloop.sweeps import job_states, submit_to_slurm
 from hydraloop.sweeps.compose_jobs import GridComposer, set_number
 from hydraloop.sweeps.executors import spawned
@@ -115,7 +113,7 @@ class SweepJob(Worker):
                 self._starter.reports.show(error)
             is_in_result = result is not None and result.has(error)
             if is_in_result or isinstance(error, KeyboardInterrupt):
-                return _exit_code(error)
+                return exit_code(error)
             return UNUSABLE
         return 0
 
@@ -150,7 +148,7 @@ class SweepJob(Worker):
         overrides: Any = OmegaConf.to_container(cfg.hydra.overrides, resolve=False)  # the ranks resolve interpolations
         lines = [*overrides["hydra"], *overrides["task"]]
         command = environment.command()[1:]
-        self._starter.start_ranks(cfg, command, lines, variables={private.RANK_JOB: json.dumps(job)})
+        self._starter.start_ranks(cfg, command, lines, variables={secret_arguments.RANK_JOB: json.dumps(job)})
 
     def _config(self, request: Request) -> DictConfig:
         if self._grid is None:
@@ -175,12 +173,12 @@ def train_rank(job: Mapping[str, Any], lines: Sequence[str], composer: Composer,
         _place(cfg, Path(job["sweep"]), run_dir)
         launch_checks.check(cfg)
         if torchrun.rank() > 0:
-            plan = starter.peers.follow(cfg, lambda plan: without_hydra(replace(plan, cfg=own), job["typed"]))
+            plan = starter.peers.receive_plan(cfg, lambda plan: replace(plan, cfg=own).without_hydra(job["typed"]))
         else:
             locks.enter_context(_lock(run_dir))
             continues = job["continues"] or torchrun.attempt() > 0
             plan = plan_job(own, run_dir, typed=job["typed"], continues=continues)
-            plan = starter.peers.lead(cfg, plan)
+            plan = starter.peers.send_plan(cfg, plan)
         starter.train(cfg, plan)
 
 
@@ -210,15 +208,6 @@ def first_signal(error: BaseException) -> BaseException:
     while cause is not None and not isinstance(cause, KeyboardInterrupt):
         cause = cause.__context__
     return cause or error
-
-
-def _exit_code(error: BaseException) -> int:
-    """Return the exit code of a job whose result is written."""
-    if isinstance(error, Requeue):
-        return error.code
-    if isinstance(error, Terminated):
-        return 128 + error.number
-    return 128 + SIGINT if isinstance(error, KeyboardInterrupt) else 1
 
 
 def arguments_of_process(argv: Sequence[str]) -> list[str]:

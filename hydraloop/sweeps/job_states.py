@@ -24,7 +24,7 @@ from hydraloop.files.record_log import FILENAME as RECORDS
 from hydraloop.files.result import FILENAME as RESULT
 from hydraloop.files.result import PAUSE, PREEMPTED, Best, Result, digest
 from hydraloop.files.run_directory import checkpoint_folders
-from hydraloop.launch.failure import REQUEUE
+from hydraloop.launch.exit import REQUEUE
 
 State = Literal["queued", "running", "finished", "failed", "stopped", "interrupted", "paused", "pruned"]
 """`stopped`: training stopped early by a hook. `interrupted`: by a signal, a preemption or a kill; a resumed sweep

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from hydraloop.launch.failure import REQUEUE
+from hydraloop.launch.exit import REQUEUE
 
 _SECOND_AFTER = 0.5
 """Seconds after which a signal is a second one. A terminal that is closed sends SIGHUP several times."""

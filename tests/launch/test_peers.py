@@ -91,20 +91,20 @@ def exchange(ours: DictConfig, theirs: DictConfig, monkeypatch: pytest.MonkeyPat
 
     def lead() -> None:
         try:
-            peers.lead(ours, planned(ours, Path("/run")))
+            peers.send_plan(ours, planned(ours, Path("/run")))
         except UserError as error:
             errors.append(error)
 
     leader = threading.Thread(target=lead)
     leader.start()
-    while leader.is_alive() and not peers._is_planned:
+    while leader.is_alive() and not peers._has_plan:
         time.sleep(0.01)
     be(1, monkeypatch)
     other = Peers()
     try:
-        return other.follow(theirs, lambda plan: planned(theirs, plan.run_dir))
+        return other.receive_plan(theirs, lambda plan: planned(theirs, plan.run_dir))
     except UserError as error:
-        other.tell(Failure.of(error, 1))
+        other.report_failure(Failure.of(error, 1))
         leader.join()
         raise errors[0] from error  # rank 0 reports it
     finally:
@@ -134,14 +134,14 @@ def test_what_differs_is_named(
 
 def test_the_other_ranks_end_when_rank_0_has_failed(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     error = UserError("no", key="k")
-    Peers().failed(error)
+    Peers().report_error(error)
     be(1, monkeypatch)
     with pytest.raises(PeerError):
-        Peers().follow(config(), lambda plan: plan)
+        Peers().receive_plan(config(), lambda plan: plan)
 
 
 def test_a_restarted_rank_reads_no_plan_of_the_start_before(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    Peers().failed(RuntimeError("x"))
+    Peers().report_error(RuntimeError("x"))
     assert torchrun.of_this_start(store).check(["plan"])
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert not torchrun.of_this_start(store).check(["plan"])
@@ -158,7 +158,9 @@ def kept(store: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
 
 def plan_in(run_dir: Path, checkpoint: Path | None = GIVEN) -> RunPlan:
-    return RunPlan(cfg=OmegaConf.create(), run_dir=run_dir, checkpoint=checkpoint, known=known_checkpoints(run_dir))
+    return RunPlan(
+        cfg=OmegaConf.create(), run_dir=run_dir, checkpoint=checkpoint, known_checkpoints=known_checkpoints(run_dir)
+    )
 
 
 def written_by_a_slow_clock(run_dir: Path) -> Path:
@@ -173,12 +175,12 @@ def written_by_a_slow_clock(run_dir: Path) -> Path:
 def test_a_restart_finds_its_run(kept: Callable[[str], None], tmp_path: Path) -> None:
     peers = Peers()
     kept("0")
-    assert peers.earlier(None) is None, "this is the first start"
+    assert peers.restart_point(None) is None, "this is the first start"
     kept("1")
-    assert peers.earlier(None) is None, "the first start failed before there was a run"
-    peers.remember(plan_in(tmp_path))
-    peers.remember(plan_in(tmp_path, None))
-    found = peers.earlier("auto")
+    assert peers.restart_point(None) is None, "the first start failed before there was a run"
+    peers.record_start(plan_in(tmp_path))
+    peers.record_start(plan_in(tmp_path, None))
+    found = peers.restart_point("auto")
     assert found is not None
     assert found(None) == (tmp_path, GIVEN), "the first start's"
     checkpoint = written_by_a_slow_clock(tmp_path)
@@ -190,9 +192,9 @@ def test_a_restart_ignores_checkpoints_from_before_until_they_are_written_again(
 ) -> None:
     checkpoint = written_by_a_slow_clock(tmp_path)
     peers = Peers()
-    peers.remember(plan_in(tmp_path))
+    peers.record_start(plan_in(tmp_path))
     kept("1")
-    found = peers.earlier(None)
+    found = peers.restart_point(None)
     assert found is not None
     assert found(None) == (tmp_path, GIVEN)
     os.utime(written_by_a_slow_clock(tmp_path), (time.time() - 2, time.time() - 2))
@@ -203,5 +205,5 @@ def test_a_restart_without_a_store_needs_auto(store: Any, monkeypatch: pytest.Mo
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     with pytest.raises(UserError, match="keeps no store"):
-        Peers().earlier(None)
-    assert Peers().earlier("auto") is None
+        Peers().restart_point(None)
+    assert Peers().restart_point("auto") is None

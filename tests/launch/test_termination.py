@@ -18,12 +18,12 @@ from tests.marks import slow
 
 BEGIN = """
 import ctypes, os, signal, sys, threading, time
-from hydraloop.launch.processes import TerminationHandler
+from hydraloop.launch.termination import TerminationHandler
 
 def last(number):
     print("last", number, flush=True)
 
-handler = TerminationHandler(last=last, orphaned=lambda: print("orphaned", flush=True), grace=0.5).start()
+handler = TerminationHandler(on_timeout=last, on_orphaned=lambda: print("orphaned", flush=True), grace=0.5).start()
 
 def ready():
     print("ready", flush=True)
@@ -76,7 +76,7 @@ def test_a_launcher_that_ended_before_its_rank_had_started(start: Start) -> None
     """The imports take two seconds. Without this, ranks waited for the launcher until a timeout of half an hour."""
     process = start(
         """
-        TerminationHandler(orphaned=lambda: print("the launcher has ended", flush=True), parent=os.getpid()).start()
+        TerminationHandler(on_orphaned=lambda: print("the launcher has ended", flush=True), parent=os.getpid()).start()
         ready()
         time.sleep(20)
         """
@@ -154,7 +154,7 @@ def test_a_signal_that_the_user_handles_is_not_raised_again(start: Start) -> Non
 def test_a_rank_that_is_closing_is_not_interrupted_but_ends_after_the_grace_period(start: Start) -> None:
     process = start(
         """
-        handler.is_closing = lambda: True
+        handler._is_closing = lambda: True
         ready()
         while True:
             time.sleep(0.01)
@@ -234,7 +234,7 @@ def test_a_process_without_a_launcher_does_not_change_ctrl_c_and_ignored_signals
 def test_a_signal_to_a_worker_that_has_just_been_forked_ends_it(begin: str, start: Start) -> None:
     process = start(
         f"""
-        from hydraloop.launch.processes import terminable
+        from hydraloop.launch.termination import terminable
 
         handler.stop()
         os.register_at_fork(after_in_child=lambda: time.sleep(1))  # the signal comes before the handlers are reset
@@ -260,7 +260,7 @@ def test_a_command_is_terminable(number: int, raised: str, start: Start) -> None
     process = start(
         """
         handler.stop()
-        from hydraloop.launch.processes import terminable
+        from hydraloop.launch.termination import terminable
 
         try:
             with terminable():

@@ -29,7 +29,7 @@ from hydraloop.engine.seeding import seed_everything
 from hydraloop.errors import UserError
 from hydraloop.files import environment
 from hydraloop.files.terminal import print_to
-from hydraloop.launch import elastic
+from hydraloop.launch import start_ranks
 from hydraloop.tasks.task import ignored_label, labels_error
 
 MOST = 20_000
@@ -305,7 +305,7 @@ def ranks(draft: Draft, base: Engine, folder: Path, argv: Sequence[str]) -> str:
     file = folder / "gradients.pth"
     options = OmegaConf.create({"nproc_per_node": 2, "nnodes": 1, "max_restarts": 0})
     variables = {OF_RANKS: str(file), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    ended, _ = elastic.launch(options, environment.script()[1:], argv, variables)
+    ended, _ = start_ranks.launch(options, environment.script()[1:], argv, variables)
     if ended.error is not None:
         raise ended.error
     distance = _distance(one, torch.load(file, weights_only=True))

@@ -31,7 +31,9 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from hydraloop.importing import uncollected
-from hydraloop.launch.processes import end_with, leave, started
+from hydraloop.launch.exit import exit_now
+from hydraloop.launch.processes import started
+from hydraloop.launch.termination import end_with
 from hydraloop.sweeps.executors.executor import Request, Worker
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -130,7 +132,7 @@ class Server:
             return {}
         request = Request.from_json(message["job"])
         server = os.getpid()
-        process = _process(lambda: _end_with(lambda: self._run(request, server), leave))
+        process = _process(lambda: _end_with(lambda: self._run(request, server), exit_now))
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until the job handles them
         try:
             process.start()
@@ -170,7 +172,7 @@ def _process(target: Callable[[], None], *, daemon: bool = False) -> BaseProcess
     return multiprocessing.get_context("fork").Process(target=target, daemon=daemon)
 
 
-def _end_with(run: Callable[[], int], leave: Callable[[int], NoReturn]) -> NoReturn:
+def _end_with(run: Callable[[], int], exit_process: Callable[[int], NoReturn]) -> NoReturn:
     """Run something, and end this process with its result."""
     code = 1
     try:
@@ -180,4 +182,4 @@ def _end_with(run: Callable[[], int], leave: Callable[[int], NoReturn]) -> NoRet
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
-        leave(code)
+        exit_process(code)

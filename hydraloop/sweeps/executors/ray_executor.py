@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 from hydraloop.errors import UserError, not_installed, use_one_of
 from hydraloop.files import environment
 from hydraloop.files.secrets import mask_text
-from hydraloop.launch.failure import REQUEUE
+from hydraloop.launch.exit import REQUEUE
 from hydraloop.sweeps.executors.executor import Cause, Ended, Executor, Request
 from hydraloop.sweeps.executors.gpus import Shares
 from hydraloop.sweeps.executors.ray_actor import Job

@@ -19,8 +19,8 @@ from typing import Any
 
 from hydraloop.errors import UserError
 from hydraloop.files import atomic, environment
-from hydraloop.launch.private import Private, masked_lists
-from hydraloop.launch.processes import end_with
+from hydraloop.launch.secret_arguments import Private, masked_lists
+from hydraloop.launch.termination import end_with
 from hydraloop.sweeps.executors.executor import Request
 from hydraloop.sweeps.job_states import LOG, REQUEST
 

@@ -20,7 +20,7 @@ from hydra.core.utils import env_override
 from hydraloop.errors import UserError, not_installed
 from hydraloop.files.environment import SWEEP_JOB
 from hydraloop.launch import slurm
-from hydraloop.launch.failure import REQUEUE
+from hydraloop.launch.exit import REQUEUE
 from hydraloop.sweeps.executors import slurm_queue
 from hydraloop.sweeps.executors.executor import Cause, Ended, Executor, Request
 from hydraloop.sweeps.executors.spawned import Spawn, command

@@ -13,7 +13,7 @@ import pytest
 from hydraloop.errors import UserError
 from hydraloop.files import environment
 from hydraloop.launch import slurm as slurm_jobs
-from hydraloop.launch.failure import REQUEUE
+from hydraloop.launch.exit import REQUEUE
 from hydraloop.sweeps.executors import submitit_executor
 from hydraloop.sweeps.executors.executor import Cause, Ended, Request
 from hydraloop.sweeps.executors.submitit_executor import SubmititExecutor, create_executor

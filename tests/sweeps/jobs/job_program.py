@@ -22,9 +22,9 @@ from hydraloop.config.compose import opened
 from hydraloop.files import atomic, checkpoint_files
 from hydraloop.files.error_reports import Reports
 from hydraloop.files.result import Result
+from hydraloop.launch.exit import exit_now
 from hydraloop.launch.peers import Peers
-from hydraloop.launch.processes import leave
-from hydraloop.launch.run_starter import RunStarter
+from hydraloop.launch.start import RunStarter
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.sweeps.axes import Axis
 from hydraloop.sweeps.compose_jobs import GridComposer
@@ -102,7 +102,7 @@ def main(path: Path, lines: Sequence[str], axes: dict[str, list[str]], steps: li
                 for when in death:
                     prepare(when)
                 request = Request(number, listed.listed[number], str(folder), str(path / str(number)), attempt)
-                leave(worker.run(request))
+                exit_now(worker.run(request))
             codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
         print(json.dumps(codes))
 

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from hydraloop.errors import Terminated
 from hydraloop.files import lock
 from hydraloop.files.result import Result
-from hydraloop.launch.failure import Requeue
+from hydraloop.launch.exit import Preempted
 from hydraloop.sweeps import job
 from hydraloop.sweeps.job_states import UNUSABLE
 from tests.e2e.projects import Project, Run
@@ -120,7 +120,7 @@ def measured(run_dir: Path) -> tuple[Any, ...]:
 
 def test_the_exit_code_names_the_signal() -> None:
     """The script of a job in Slurm repeats it after 75 only: before training has begun, nothing was saved."""
-    errors = [Requeue("SIGTERM"), Terminated(signal.SIGTERM), KeyboardInterrupt(), RuntimeError()]
+    errors = [Preempted("SIGTERM"), Terminated(signal.SIGTERM), KeyboardInterrupt(), RuntimeError()]
     assert [job._exit_code(error) for error in errors] == [75, 143, 130, 1]
 
 

@@ -9,7 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from hydraloop.errors import Terminated, UserError
-from hydraloop.launch import elastic, torchrun
+from hydraloop.launch import start_ranks, torchrun
 from hydraloop.launch.failure import Failure
 from hydraloop.launch.plan import RunPlan
 
@@ -18,15 +18,15 @@ from hydraloop.launch.plan import RunPlan
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of two ranks, whose plan rank 0 has made."""
     monkeypatch.setenv(torchrun.NODE, str(tmp_path))
-    elastic.Start.write()
-    elastic.Start.write(RunPlan(cfg=OmegaConf.create(), run_dir=tmp_path / "run"))
+    start_ranks.StartedRun.write()
+    start_ranks.StartedRun.write(RunPlan(cfg=OmegaConf.create(), run_dir=tmp_path / "run"))
     for rank in (0, 1):
         (tmp_path / "id" / "attempt_0" / str(rank)).mkdir(parents=True)
     return tmp_path
 
 
 def error(folder: Path, codes: dict[int, tuple[int, int]]) -> BaseException | None:
-    return elastic._ended(folder, elastic._failures(folder, 2, codes, str(folder / "run")), 0).error
+    return start_ranks._run_end(folder, start_ranks._failures(folder, 2, codes), 0).error
 
 
 def test_a_rank_that_was_killed_is_named_by_its_exit_code(folder: Path) -> None:
@@ -45,15 +45,15 @@ def test_only_the_last_start_counts(folder: Path) -> None:
 
 
 def test_a_signal_that_came_before_the_ranks_could_handle_it(folder: Path) -> None:
-    (folder / elastic._STOPPED).write_text(str(int(signal.SIGTERM)))
+    (folder / start_ranks._STOPPED).write_text(str(int(signal.SIGTERM)))
     found = error(folder, {1: (1, 1)})
     assert isinstance(found, Terminated)
     assert found.number == signal.SIGTERM
 
 
 def test_a_restart_keeps_the_first_start(folder: Path) -> None:
-    first = elastic.Start.read(folder)
+    first = start_ranks.StartedRun.read(folder)
     assert first is not None
-    elastic.Start.write()
-    elastic.Start.write(RunPlan(cfg=OmegaConf.create(), run_dir=folder / "run", checkpoint=folder / "a.pth"))
-    assert elastic.Start.read(folder) == first
+    start_ranks.StartedRun.write()
+    start_ranks.StartedRun.write(RunPlan(cfg=OmegaConf.create(), run_dir=folder / "run", checkpoint=folder / "a.pth"))
+    assert start_ranks.StartedRun.read(folder) == first

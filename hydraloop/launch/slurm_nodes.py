@@ -19,9 +19,9 @@ from hydraloop.launch.failure import Failure
 _KEY = "distributed.nnodes"
 _TIMEOUT = 900
 """Seconds to wait for the processes of the other nodes, whose Python may come from a slow disk."""
-_TELLING = 35.0
+_REPORT_WITHIN = 35.0
 """Seconds to wait for the failures of other nodes: torch's launcher kills ranks that have not ended after 30 s."""
-_READING = 5.0
+_READ_WITHIN = 5.0
 """Seconds that the process that keeps the store waits until the other ones have read."""
 
 
@@ -44,8 +44,8 @@ def rendezvous(nodes: int) -> dict[str, Any]:
     }
 
 
-class Meeting:
-    """Where the processes that have started ranks tell each other how their ranks have failed.
+class FailureExchange:
+    """Lets the processes that have started ranks on several nodes exchange the failures of their ranks.
 
     Args:
         options: as `rendezvous` returns them. The store of torch's launcher is used, and kept until it was read.
@@ -56,31 +56,41 @@ class Meeting:
             from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch re-exports it untyped
 
         host, _, port = options["rdzv_endpoint"].rpartition(":")
-        self._count, self._is_host = options["min_nodes"], options["rdzv_configs"]["is_host"]
+        self._nodes = options["min_nodes"]
+        self._is_host = options["rdzv_configs"]["is_host"]
         wait = timedelta(seconds=_TIMEOUT)
         shared = {"multi_tenant": True, "wait_for_workers": False}
         self._store = TCPStore(host, int(port), is_master=self._is_host, timeout=wait, **shared)
 
-    def gathered(self, failures: Sequence[Failure]) -> list[Failure]:
-        """Return the failures of the ranks of all nodes that have failed and tell it in time, if any rank here has."""
+    def of_all_nodes(self, failures: Sequence[Failure]) -> list[Failure]:
+        """Return the failures of the ranks of all nodes that report them in time.
+
+        Args:
+            failures: of the ranks of this node. Without one, other nodes are not asked.
+        """
         if not failures:
             return []
-        names = [f"failures-{node}" for node in range(self._count)]
-        own, found = os.environ["SLURM_NODEID"], list(failures)
+        own = f"failures-{os.environ['SLURM_NODEID']}"
+        others = [name for node in range(self._nodes) if (name := f"failures-{node}") != own]
+        gathered = list(failures)
         try:
-            self._store.set(f"failures-{own}", json.dumps([failure.to_json() for failure in failures]))
+            self._store.set(own, json.dumps([failure.to_json() for failure in failures]))
             with suppress(RuntimeError):  # a node has died, or its ranks have finished
-                self._store.wait(names, timedelta(seconds=_TELLING))
-            others = [name for name in names if name != f"failures-{own}" and self._store.check([name])]
-            found += [Failure.from_json(text) for name in others for text in json.loads(self._store.get(name))]
-            read = self._store.add("read", 1)
-            until = time.monotonic() + _READING
-            while self._is_host and read < len(others) + 1 and time.monotonic() < until:
-                time.sleep(0.05)
-                read = self._store.add("read", 0)
+                self._store.wait(others, timedelta(seconds=_REPORT_WITHIN))
+            reporting = [name for name in others if self._store.check([name])]
+            gathered += [Failure.from_json(text) for name in reporting for text in json.loads(self._store.get(name))]
+            self._wait_for_readers(len(reporting) + 1)
         except (RuntimeError, OSError):  # the process that keeps the store has ended
             pass
-        return found
+        return gathered
+
+    def _wait_for_readers(self, count: int) -> None:
+        """Keep the store until `count` nodes have read it."""
+        done = self._store.add("read", 1)
+        until = time.monotonic() + _READ_WITHIN
+        while self._is_host and done < count and time.monotonic() < until:
+            time.sleep(0.05)
+            done = self._store.add("read", 0)
 
 
 def _check(nodes: int) -> None:
