@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from omegaconf import OmegaConf
 from hydraloop.errors import Terminated
 from hydraloop.files import lock
 from hydraloop.files.result import Result
-from hydraloop.launch.exit import Preempted
 from hydraloop.sweeps import job
 from hydraloop.sweeps.job_states import UNUSABLE
 from tests.e2e.projects import Project, Run
@@ -116,12 +114,6 @@ def measured(run_dir: Path) -> tuple[Any, ...]:
     ]
     result = Run(run_dir).result
     return records, result["val_metrics"], result["test_metrics"], result["progress"]
-
-
-def test_the_exit_code_names_the_signal() -> None:
-    """The script of a job in Slurm repeats it after 75 only: before training has begun, nothing was saved."""
-    errors = [Preempted("SIGTERM"), Terminated(signal.SIGTERM), KeyboardInterrupt(), RuntimeError()]
-    assert [job._exit_code(error) for error in errors] == [75, 143, 130, 1]
 
 
 def test_a_signal_that_breaks_the_cleanup_of_a_library_interrupts_the_job() -> None:
