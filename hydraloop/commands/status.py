@@ -71,7 +71,7 @@ def sweep_in(path: Path) -> SweepDirectory | None:
     """
     if (path / sweep_description.FILENAME).exists():
         return SweepDirectory.load(path)
-    if not holds_run(path) and not slurm_queue.are_there(path):
+    if not holds_run(path) and not slurm_queue.has_jobs(path):
         remedy = missing_path(path, "Name one: ls -d multirun/*/* outputs/*/*")
         raise UserError(f"{path} holds no sweep and no run", key="directory", remedy=remedy)
     return None

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, TextIO, get_args
+from typing import TYPE_CHECKING, get_args
 
 from hydraloop.files.terminal import brief, clock, number
 from hydraloop.sweeps.controller import Watcher
@@ -59,7 +58,8 @@ class Display:
         from rich.live import Live
 
         self._lines, self._progress = lines, lines.progress
-        self._began, self._due = time.time(), 0.0
+        self._began = time.time()
+        self._next_update = 0.0
         self._live = Live(
             console=console,
             auto_refresh=False,
@@ -67,7 +67,6 @@ class Display:
             get_renderable=lambda: sweep_table(self._progress, time.time(), self._began),
             redirect_stderr=sys.stderr.isatty(),
         )
-        _streams_in_forks.append((sys.stdout, sys.stderr))
         self._live.start()
 
     def started(self, state: JobState) -> None:
@@ -83,29 +82,16 @@ class Display:
 
     def update(self) -> None:
         """Draw the table if it is time to. A terminal that was closed is not drawn to."""
-        if time.monotonic() >= self._due:
-            self._progress.look()
+        if time.monotonic() >= self._next_update:
+            self._progress.read_records()
             with suppress(OSError):
                 self._live.refresh()
-            self._due = time.monotonic() + _PERIOD
+            self._next_update = time.monotonic() + _PERIOD
 
     def close(self) -> None:
         """Remove the table."""
         with suppress(OSError):
             self._live.stop()
-        _streams_in_forks.pop()
-
-
-_streams_in_forks: list[tuple[TextIO, TextIO]] = []
-"""The streams while a table is shown. A process that is forked then must not draw it."""
-
-
-def _restore_streams() -> None:
-    if _streams_in_forks:
-        sys.stdout, sys.stderr = _streams_in_forks[0]
-
-
-os.register_at_fork(after_in_child=_restore_streams)
 
 
 def sweep_table(progress: Progress, now: float, began: float) -> Group:

@@ -28,8 +28,8 @@ class RunningJob:
     until: float | None = None
     """When it ends, in seconds since 1970, as its last record estimates."""
 
-    def look(self, directory: SweepDirectory, monitored: str | None) -> None:
-        """Read what the job has written since the last look. Takes 0.1 ms."""
+    def read_records(self, directory: SweepDirectory, monitored: str | None) -> None:
+        """Read the last records of the job. Takes 0.1 ms."""
         log = directory.run_dir(self.state) / FILENAME
         try:
             records = read_end(log, _TAIL)
@@ -85,11 +85,11 @@ class Progress:
             if place != LAST and state.metric == best.metric and is_better:
                 self.best = state
 
-    def look(self) -> None:
-        """Read what the running jobs have written."""
+    def read_records(self) -> None:
+        """Read the last records of the running jobs."""
         monitored = None if self.best is None else self.best.metric
         for job in self.running.values():
-            job.look(self.directory, monitored)
+            job.read_records(self.directory, monitored)
 
     def seconds_left(self) -> float | None:
         """Estimate the time until all jobs have ended; None if none has finished yet, or nothing runs."""

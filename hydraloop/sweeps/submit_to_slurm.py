@@ -99,11 +99,11 @@ def _submit(
         flags: of the command.
         shown: commands to print, in addition to the usual ones.
     """
-    found = slurm_queue.jobs(path)
-    if found is None:
+    queue = slurm_queue.jobs(path)
+    if queue is None:
         raise UserError("Slurm does not answer", key=KEY, remedy="Look at it: squeue --me")
-    if slurm_queue.MAIN in found:
-        problem = f"job {found[slurm_queue.MAIN].id} of Slurm runs this command already"
+    if slurm_queue.MAIN in queue:
+        problem = f"job {queue[slurm_queue.MAIN].id} of Slurm runs this command already"
         raise UserError(problem, key=KEY, remedy=f"End it: python -m hydraloop stop {environment.shown(path)}")
     executor = create_executor(path / slurm_queue.FOLDER / slurm_queue.MAIN, options)
     file = executor.folder / slurm_queue.COMMAND

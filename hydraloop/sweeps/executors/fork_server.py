@@ -37,8 +37,8 @@ from hydraloop.launch.termination import end_with
 from hydraloop.sweeps.executors.executor import Request, Worker
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_LOOK = 1.0
-"""Seconds between two looks for jobs whose own processes live on, which keep `sentinel` open."""
+_CHECK_INTERVAL = 1.0
+"""Seconds between two checks of jobs. While a child of a job lives, it keeps the job's `sentinel` open."""
 
 
 def start(worker: Worker) -> tuple[BaseProcess, Connection]:
@@ -56,6 +56,7 @@ def start(worker: Worker) -> tuple[BaseProcess, Connection]:
 
     def serve() -> None:
         ours.close()
+        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # a live table has replaced them
         multiprocessing.current_process().daemon = False  # it starts processes, which a daemon may not
         _end_with(Server(worker, theirs).serve, os._exit)
 
@@ -115,7 +116,7 @@ class Server:
         with suppress(EOFError, OSError):  # the controller has ended
             while True:
                 sentinels = [process.sentinel for process in self._jobs.values()]
-                ready = wait([self._controller, *sentinels], _LOOK if sentinels else None)
+                ready = wait([self._controller, *sentinels], _CHECK_INTERVAL if sentinels else None)
                 self._report_ends()
                 if self._controller in ready:
                     send(self._controller, self._answer(receive(self._controller)))

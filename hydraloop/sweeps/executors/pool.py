@@ -21,9 +21,9 @@ from hydraloop.sweeps.executors.executor import Cause, Ended, Executor, Request,
 
 log = logging.getLogger(__name__)
 
-_LOOK = 0.1
-"""Seconds between two looks at processes whose end no server reports."""
-_KILLED = 3
+_POLL_PROCESSES = 0.1
+"""Seconds between two checks of processes whose end no server reports."""
+_MOST_KILLED = 3
 """Servers that are killed, one after the other, until this is an error: the machine is out of memory."""
 
 Spawn = Callable[[Request], "subprocess.Popen[bytes]"]
@@ -89,18 +89,18 @@ class PoolExecutor(Executor):
         """Return the processes that have ended, see `Executor`."""
         until = time.monotonic() + seconds
         while True:
-            self._receive(0.0)
+            self._read_messages(0.0)
             for number in [number for number in self._unreported if self._has_ended(number)]:
                 spawned = self._jobs[number].spawned
                 if spawned is None:
                     self._end(number, None, Cause.LOST)
                 else:
                     self._end(number, spawned.returncode)
-            left = until - time.monotonic()
-            if self._ended or left <= 0:
+            remaining = until - time.monotonic()
+            if self._ended or remaining <= 0:
                 ended, self._ended = self._ended, []
                 return ended
-            self._receive(min(left, _LOOK) if self._unreported else left)
+            self._read_messages(min(remaining, _POLL_PROCESSES) if self._unreported else remaining)
 
     def cancel(self, number: int, sign: signal.Signals) -> None:
         """Send a signal to a job, see `Executor`."""
@@ -116,7 +116,7 @@ class PoolExecutor(Executor):
 
     def _ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Send a message to the server, and return its answer. A server that was killed is replaced."""
-        for _ in range(_KILLED):
+        for _ in range(_MOST_KILLED):
             if self._server is None:
                 self._server = self._start_server()
             connection = self._server[1]
@@ -137,7 +137,7 @@ class PoolExecutor(Executor):
         except OSError as error:
             raise _not_started(error.strerror) from error
 
-    def _receive(self, seconds: float) -> None:
+    def _read_messages(self, seconds: float) -> None:
         """Wait for a message of the server, and read all that have come."""
         if self._server is None:
             time.sleep(seconds)

@@ -37,8 +37,8 @@ _AMOUNTS = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
 _OPTIONS = (*_AMOUNTS, "address", "runtime_env")
 _OBJECTS = 100 * 2**20
 """Bytes of shared memory of a Ray that is started here. Nothing large is sent."""
-_LOOK = 5.0
-"""Seconds between two looks whether this machine is a part of the cluster."""
+_CHECK_INTERVAL = 5.0
+"""Seconds between two checks that this machine is a part of the cluster."""
 _EACH_NODE = "Each node must see the project's folder at the same path, and needs the same packages."
 
 
@@ -152,13 +152,16 @@ class RayExecutor(Executor):
     def __init__(self, cluster: Cluster, spawn: Spawn, words: Sequence[str], folder: str | None) -> None:
         import ray
 
-        self._ray, self._spawn, self._words, self._folder = ray, spawn, list(words), folder
+        self._ray = ray
+        self._spawn = spawn
+        self._words = list(words)
+        self._folder = folder
         self._node = ray.get_runtime_context().get_node_id()
         self._actor: Any = ray.remote(Job).options(**cluster.resources, max_concurrency=2)
         self._jobs: dict[Any, _Job] = {}
         """By Ray's reference for the end of the job."""
         self._ended: list[Ended] = []
-        self._looked = time.monotonic()
+        self._checked_at = time.monotonic()
         self._problem: UserError | None = None
 
     def wait_ready(self) -> None:
@@ -179,9 +182,9 @@ class RayExecutor(Executor):
 
     def poll(self, seconds: float) -> list[Ended]:
         """Return the jobs that have ended, see `Executor`."""
-        if time.monotonic() > self._looked + _LOOK:
-            self._look()
-            self._looked = time.monotonic()
+        if time.monotonic() > self._checked_at + _CHECK_INTERVAL:
+            self._check_connection()
+            self._checked_at = time.monotonic()
         if not self._ended:
             self._wait(seconds)
         ended, self._ended = self._ended, []
@@ -207,8 +210,8 @@ class RayExecutor(Executor):
                 answer = UNUSABLE
             self._ended.append(Ended(job.number, answer, Cause.LOST if answer is None else Cause.PROCESS))
 
-    def _look(self) -> None:
-        """Look whether this machine is a part of the cluster. Otherwise, no call may ever be answered."""
+    def _check_connection(self) -> None:
+        """Check that this machine is a part of the cluster. Otherwise, no call may ever be answered."""
         try:
             is_connected = self._node in [node["NodeID"] for node in _alive()]
         except Exception:  # of Ray, whose server has ended

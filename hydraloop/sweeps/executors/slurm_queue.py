@@ -25,7 +25,7 @@ COMMAND = "command.json"
 _ENDING = 60.0
 """Seconds that jobs may take to end: Slurm kills them `KillWait` after a signal, 30 s by default."""
 _POLL = 0.5
-"""Seconds between two looks at Slurm's queue."""
+"""Seconds between two questions to Slurm."""
 
 
 def name_of(options: Mapping[str, Any], uid: str, what: str) -> str:
@@ -33,20 +33,20 @@ def name_of(options: Mapping[str, Any], uid: str, what: str) -> str:
     return f"{options.get('name', 'hydraloop')}-{uid}-{what}"
 
 
-def are_there(path: Path) -> bool:
+def has_jobs(path: Path) -> bool:
     """Return whether jobs of a directory were submitted."""
     return (path / FOLDER).exists()
 
 
 def jobs(path: Path) -> dict[str, slurm.Job] | None:
     """Return the jobs of a directory that have not ended, by the ends of their names; None if Slurm does not answer."""
-    if not are_there(path):
+    if not has_jobs(path):
         return {}
-    found = slurm.queue()
-    if found is None:
+    queue = slurm.queue()
+    if queue is None:
         return None
     mark = f"-{_uid(path)}-"
-    return {job.name.rpartition(mark)[2]: job for job in found.values() if mark in job.name and not job.has_ended}
+    return {job.name.rpartition(mark)[2]: job for job in queue.values() if mark in job.name and not job.has_ended}
 
 
 def _uid(path: Path) -> str:
@@ -58,32 +58,34 @@ def _uid(path: Path) -> str:
 
 
 def cancel(path: Path, *, only_main: bool = False) -> bool:
-    """Cancel the jobs of a directory, which save, and wait for their end. Return whether Slurm says that none is left.
+    """Cancel the jobs of a directory, which save, and wait for their end. Return whether Slurm says that all are gone.
 
     Args:
         only_main: the job that runs the command itself, and submits others.
     """
-    until, told = time.monotonic() + _ENDING, set[str]()
+    until = time.monotonic() + _ENDING
+    cancelled = set[str]()
     while True:
-        found = jobs(path)
-        left = {job.id for what, job in (found or {}).items() if what == MAIN or not only_main}
-        if found is not None and not left:
+        queue = jobs(path)
+        running = {job.id for what, job in (queue or {}).items() if what == MAIN or not only_main}
+        if queue is not None and not running:
             return True
         if time.monotonic() > until:
             return False
-        if left - told and slurm.cancel(*sorted(left - told)):  # a second signal would end a run that saves
-            told |= left
+        new = running - cancelled  # a second signal would end a run that saves
+        if new and slurm.cancel(*sorted(new)):
+            cancelled |= new
         time.sleep(_POLL)
 
 
 def lines(path: Path) -> Iterator[str]:
     """Yield the line of `status` about the jobs in Slurm's queue."""
-    if not are_there(path):
+    if not has_jobs(path):
         return
-    found = jobs(path)
-    counts = Counter(f"{job.state} ({job.reason})".removesuffix(" (None)") for job in (found or {}).values())
+    queue = jobs(path)
+    counts = Counter(f"{job.state} ({job.reason})".removesuffix(" (None)") for job in (queue or {}).values())
     shown = ", ".join(f"{count} {state}" for state, count in sorted(counts.items())) or "none"
-    yield f"Slurm: {'it does not answer' if found is None else f'your jobs in the queue: {shown}'}"
+    yield f"Slurm: {'it does not answer' if queue is None else f'your jobs in the queue: {shown}'}"
 
 
 def current_states(directory: SweepDirectory) -> list[JobState]:
@@ -91,14 +93,14 @@ def current_states(directory: SweepDirectory) -> list[JobState]:
 
     A job that may wait in Slurm's queue is: no answer of Slurm does not mean that it is not there.
     """
-    found = directory.states()
-    if not any(state.state == "running" for state in found) or directory.holder() is not None:
-        return found
+    states = directory.states()
+    if not any(state.state == "running" for state in states) or directory.holder() is not None:
+        return states
     queue = jobs(directory.path)
     queued = None if queue is None else {what.partition(".")[0] for what in queue}
     return [
         state
         if state.state != "running" or queued is None or str(state.number) in queued
         else job_states.current(state, directory.run_dir(state))
-        for state in found
+        for state in states
     ]

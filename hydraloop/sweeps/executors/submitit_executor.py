@@ -31,13 +31,13 @@ log = logging.getLogger(__name__)
 KEY = "sweep.submitit"
 _DELAY = 90
 """Seconds between the signal and the time limit, as submitit's default."""
-_LOOK = 0.5
-"""Seconds between two looks for exit codes of jobs, which are files."""
-_ASK = 10.0
+_READ_CODES = 0.5
+"""Seconds between two reads of the exit codes of jobs, which are files."""
+_ASK_SLURM = 10.0
 """Seconds between two questions to Slurm about jobs that have no exit code, as they may have been killed."""
-_ASK_ABOUT_END = 2.0
+_ASK_SLURM_ABOUT_END = 2.0
 """Seconds between two questions about jobs that have ended early."""
-_SHORTEST, _LONGEST = 1.0, 300.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 300.0
 """Seconds of the first pause after Slurm has refused a job, which then doubles, and of the longest one."""
 _SCRIPT = 'log=$1; shift; exec env "$@" >>"$log" 2>&1 </dev/null'
 _ENDINGS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
@@ -49,6 +49,8 @@ _ENDED_BY_SLURM = ("CANCELLED", "DEADLINE", "PREEMPTED", "TIMEOUT")
 class SubmititExecutor(Executor):
     """Runs each job as a new Python process, where Slurm starts it. Slurm may start it again under its id.
 
+    Jobs wait in Slurm's queue. They continue when this process ends.
+
     Args:
         spawn: writes the requests. All machines share the directory of its sweep.
         uid: of the sweep, for the names of jobs.
@@ -59,16 +61,22 @@ class SubmititExecutor(Executor):
     """
 
     def __init__(self, spawn: Spawn, uid: str, options: Mapping[str, Any]) -> None:
-        self._spawn, self._uid, self._options = spawn, uid, options
+        self._spawn = spawn
+        self._uid = uid
+        self._options = options
         self._folder = spawn.sweep / slurm_queue.FOLDER
         self._slurm = create_executor(self._folder, options)
         self._jobs: dict[int, str] = {}
         self._waiting: deque[Request] = deque()
         """Jobs that are submitted when Slurm takes the first of them."""
-        self._pause = self._due = 0.0
-        """Seconds between the last two attempts to submit that job, and when the next one begins."""
-        self._left: list[Ended] = []
-        self._asked = time.monotonic()
+        self._pause = 0.0
+        """Seconds between the last two attempts to submit that job; 0 if Slurm has taken the job before it."""
+        self._submit_at = 0.0
+        """When that job is submitted again."""
+        self._withdrawn: list[Ended] = []
+        """Jobs that were cancelled before they were submitted."""
+        self._asked_at = time.monotonic()
+        """When Slurm was last asked about jobs."""
 
     def wait_ready(self) -> None:
         """Do nothing: jobs wait in Slurm's queue."""
@@ -79,7 +87,7 @@ class SubmititExecutor(Executor):
         while (queue := slurm_queue.jobs(self._spawn.sweep)) is None:
             if not pause:
                 log.warning("Slurm does not answer, so it is not known which jobs run: waiting for it")
-            pause = min(pause * 2, _LONGEST) or _SHORTEST
+            pause = min(pause * 2, _LONGEST_PAUSE) or _FIRST_PAUSE
             time.sleep(pause)
         self._jobs = {int(what.partition(".")[0]): job.id for what, job in queue.items() if what != slurm_queue.MAIN}
         return [*self._jobs]
@@ -109,8 +117,8 @@ class SubmititExecutor(Executor):
                     ) from error
                 if not self._pause:
                     log.warning("job %d could not be submitted, and will be again: %s", request.number, error)
-                self._pause = min(self._pause * 2, _LONGEST) or _SHORTEST
-                self._due = time.monotonic() + self._pause
+                self._pause = min(self._pause * 2, _LONGEST_PAUSE) or _FIRST_PAUSE
+                self._submit_at = time.monotonic() + self._pause
                 return
             self._waiting.popleft()
             self._pause = 0.0
@@ -137,34 +145,34 @@ class SubmititExecutor(Executor):
         """Return the jobs that have ended, see `Executor`."""
         until = time.monotonic() + seconds
         while True:
-            if time.monotonic() > self._due:
+            if time.monotonic() > self._submit_at:
                 self._submit_waiting()
             ended = self._ended()
             for end in ended:
                 del self._jobs[end.number]
-            ended += self._left
-            self._left = []
-            left = until - time.monotonic()
-            if ended or left <= 0:
+            ended += self._withdrawn
+            self._withdrawn = []
+            remaining = until - time.monotonic()
+            if ended or remaining <= 0:
                 return ended
-            time.sleep(min(left, _LOOK))
+            time.sleep(min(remaining, _READ_CODES))
 
     def _ended(self) -> list[Ended]:
         """Return the jobs that have ended. Slurm tells whether it starts a job again that has ended early."""
         codes = {number: slurm.code(self._folder, job) for number, job in self._jobs.items()}
         ended = [Ended(number, 0) for number, code in codes.items() if code == 0]
         has_early = any(code not in (None, 0) for code in codes.values())
-        if time.monotonic() < self._asked + (_ASK_ABOUT_END if has_early else _ASK):
+        if time.monotonic() < self._asked_at + (_ASK_SLURM_ABOUT_END if has_early else _ASK_SLURM):
             return ended
-        self._asked = time.monotonic()
+        self._asked_at = time.monotonic()
         queue = slurm.queue()
         if queue is None:
             return ended
         for number, job in self._jobs.items():
-            found = queue.get(job)
-            if codes[number] != 0 and (found is None or found.has_ended):
-                code = slurm.code(self._folder, job)  # again: it may have ended while Slurm was asked
-                ended.append(_end(number, code, None if found is None else found.state))
+            in_queue = queue.get(job)
+            if codes[number] != 0 and (in_queue is None or in_queue.has_ended):
+                code = slurm.code(self._folder, job)  # the job may have ended while Slurm was asked
+                ended.append(_end(number, code, None if in_queue is None else in_queue.state))
         return ended
 
     def cancel(self, number: int, sign: signal.Signals) -> None:
@@ -176,9 +184,9 @@ class SubmititExecutor(Executor):
         for request in [request for request in self._waiting if request.number == number]:
             self._withdraw(request)
         if number in self._jobs:
-            self._asked = float("-inf")
-            is_told = slurm.cancel(self._jobs[number])  # it may have ended
-            if not is_told and sign == signal.SIGKILL and slurm.queue() is None:
+            self._asked_at = float("-inf")
+            is_cancelled = slurm.cancel(self._jobs[number])  # not if it has ended
+            if not is_cancelled and sign == signal.SIGKILL and slurm.queue() is None:
                 raise UserError(
                     f"Slurm does not answer, and could not end its jobs: {', '.join(self._jobs.values())}",
                     key=KEY,
@@ -192,7 +200,7 @@ class SubmititExecutor(Executor):
         if job is not None:
             self._jobs[request.number] = job.id
             return
-        self._left.append(Ended(request.number, REQUEUE))
+        self._withdrawn.append(Ended(request.number, REQUEUE))
 
     def close(self) -> None:
         """Do nothing: submitted jobs continue."""

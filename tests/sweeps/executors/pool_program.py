@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 import psutil
@@ -57,6 +58,9 @@ class Worker:
 
     def code(self, request: Request) -> int:
         return int(request.lines[1])
+
+    def stream(self, request: Request) -> int:
+        return 3 if sys.stdout is sys.__stdout__ else 4
 
     def fail(self, request: Request) -> None:
         raise ValueError("on purpose")
@@ -166,6 +170,12 @@ def a_job_looks_like_a_single_run() -> None:
         {**common, **before, "gpus": "", "length": 1_000_004},
     ]
     assert [json.loads(Path(job.folder).read_text()) for job in jobs] == expected
+
+
+def a_job_does_not_print_to_a_table_that_the_controller_shows() -> None:
+    with redirect_stdout(io.StringIO()), pool() as executor:
+        executor.submit(request(0, "stream"))
+        assert ended(executor, 1) == [Ended(0, 3)]
 
 
 def a_killed_server_is_replaced_and_its_jobs_are_lost() -> None:
@@ -297,6 +307,7 @@ CHECKS = [
     each_job_is_a_process_that_reports_its_end,
     the_end_of_a_job_is_reported_while_its_child_lives,
     a_job_looks_like_a_single_run,
+    a_job_does_not_print_to_a_table_that_the_controller_shows,
     a_killed_server_is_replaced_and_its_jobs_are_lost,
     a_signal_to_all_processes_does_not_end_the_server,
     a_job_ends_with_its_controller,

@@ -92,7 +92,7 @@ def test_a_job_that_ends_while_slurm_is_asked_has_its_exit_code(
     executor = SubmititExecutor(spawn(tmp_path), UID, {"timeout_min": 5})
     (job,) = run(executor, tmp_path, "exit=0")
     monkeypatch.setattr(slurm_jobs, "queue", late)
-    executor._asked = float("-inf")
+    executor._asked_at = float("-inf")
     assert ends(executor, 1) == [Ended(0, 0)]
 
 

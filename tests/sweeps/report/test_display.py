@@ -98,17 +98,6 @@ def test_without_a_terminal_a_line_tells_each_start_and_end(
     assert end.startswith("job 2 (hooks=[] seed=2) finished: accuracy 0.75 (58 s; about 0:")
 
 
-def test_a_fork_prints_to_its_own_streams(directory: SweepDirectory, terminal: io.StringIO) -> None:
-    before = sys.stdout
-    with live_table.watching(Lines(directory)):
-        assert sys.stdout is not before
-        pid = os.fork()
-        if pid == 0:
-            os._exit(0 if sys.stdout is before else 1)
-        assert os.waitpid(pid, 0)[1] == 0
-    assert sys.stdout is before
-
-
 def test_a_terminal_that_was_closed_is_not_an_error(directory: SweepDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     controller, terminal = os.openpty()
     monkeypatch.setenv("TERM", "xterm")

@@ -31,28 +31,28 @@ def log(directory: SweepDirectory, job: int, *records: dict[str, Any], end: str 
 def test_a_job_shows_its_last_records(directory: SweepDirectory) -> None:
     progress = Progress.of(directory, directory.states())
     job = progress.running[0]
-    progress.look()
+    progress.read_records()
     assert (job.iteration, job.loss, job.metric, job.until) == (0, "", "", None)
     val = {"mode": "val", "epoch": 1, "iteration": 100, "accuracy": None, "nonfinite": {"accuracy": "nan"}}
     train = {"mode": "train", "epoch": 2, "iteration": 110, "eta": 30.0, "loss": 0.5, "timestamp": 120.0}
     log(directory, 0, val, train)
-    progress.look()
+    progress.read_records()
     assert (job.iteration, job.loss, job.metric, job.until) == (110, "loss 0.5000", "accuracy nan", 150.0)
     log(directory, 0, {**train, "iteration": 120}, end="")
-    progress.look()
+    progress.read_records()
     assert job.iteration == 110, "the line is not complete"
     log(directory, 0, end="\n")
-    progress.look()
+    progress.read_records()
     assert job.iteration == 120
     log(directory, 0, *({**train, "iteration": 120 + n, "text": "x" * 100} for n in range(200)), [])  # type: ignore[arg-type]
-    progress.look()
+    progress.read_records()
     assert job.iteration == 319, "only the end of the log is read"
 
 
 def test_records_of_an_earlier_attempt_tell_no_end(directory: SweepDirectory) -> None:
     log(directory, 0, {"mode": "train", "epoch": 1, "iteration": 90, "eta": 30.0, "loss": 0.5, "timestamp": 50.0})
     progress = Progress.of(directory, directory.states())
-    progress.look()
+    progress.read_records()
     assert progress.running[0].iteration == 90
     assert progress.running[0].until is None
 
