@@ -41,7 +41,7 @@ BORN = {
     "sweeps/executors/spawned.py Popen": "jobs of the pool that are new Python processes",
     "sweeps/executors/ray_actor.py Popen": "jobs on Ray",
     "sweeps/executors/submitit_executor.py _submit_command": "jobs on Slurm",
-    "tracking/sender.py Popen": "the sender of a run or a sweep",
+    "tracking/start_sender.py Popen": "the sender of a run or a sweep",
     "launch/slurm.py run": "a question to Slurm",
     "sweeps/executors/gpus.py run": "nvidia-smi",
     "files/environment.py run": "git",

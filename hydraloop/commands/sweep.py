@@ -33,7 +33,7 @@ from hydraloop.sweeps.job_states import JobState
 from hydraloop.sweeps.live_table import watching
 from hydraloop.sweeps.sweep_description import Description
 from hydraloop.sweeps.sweep_directory import SweepDirectory
-from hydraloop.tracking.sender import SweepSender
+from hydraloop.tracking.start_sender import SweepSender
 
 
 def run(draft: SweepDraft, starter: RunStarter) -> NoReturn:

@@ -21,9 +21,9 @@ from hydraloop.files.secrets import mask_text
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.tracking import run_description
 from hydraloop.tracking.cursor import Cursor, run_dirs
-from hydraloop.tracking.sending import How, Once, follow, send
+from hydraloop.tracking.run_sender import Access, SendOnce, follow, send
 
-_REST = How()
+_REST = Access()
 
 
 def run(args: argparse.Namespace) -> int:
@@ -31,10 +31,10 @@ def run(args: argparse.Namespace) -> int:
     if args.follow:
         follow(args.directory[0])
     log_to_stderr(logging.WARNING, "%(message)s")
-    return send_all(args.directory, How(folders=ALLOWLIST.folders, trusted=ALLOWLIST.packages))
+    return send_all(args.directory, Access(folders=ALLOWLIST.folders, packages=ALLOWLIST.packages))
 
 
-def send_all(directories: Sequence[Path], how: How = _REST) -> int:
+def send_all(directories: Sequence[Path], access: Access = _REST) -> int:
     """Send what is left of all runs in some directories, and print a line for each. Returns the exit code."""
     complete = True
     for directory in directories:
@@ -48,14 +48,14 @@ def send_all(directories: Sequence[Path], how: How = _REST) -> int:
                 print(printable(f"{os.path.relpath(run_dir)}  not all: its description in tracking/ cannot be read"))
                 complete = False
             for name in sorted(trackers):
-                complete &= _send(run_dir, name, how)
+                complete &= _send(run_dir, name, access)
     return 0 if complete else 1
 
 
-def _send(run_dir: Path, name: str, how: How) -> bool:
+def _send(run_dir: Path, name: str, access: Access) -> bool:
     """Send the rest of one run, and how it ended, to one tracker. Prints the outcome. Returns whether all is there."""
     before = Cursor.load(run_dir, name)
-    problem = send(run_dir, name, how, Once())
+    problem = send(run_dir, name, access, SendOnce())
     cursor = Cursor.load(run_dir, name) or Cursor("")
     sent = max(0, cursor.sent - (0 if before is None else before.sent))
     text = f"{os.path.relpath(run_dir)}  {name}: {sent:,} sent, "

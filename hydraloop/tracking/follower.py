@@ -37,7 +37,7 @@ _BUSY_PAUSES = (0.1, 5.0)
 _LAST_PAUSE = 1.0
 """Longest pause in seconds after the run has ended, when little time is left."""
 _FILES = 1.0
-"""Seconds for files before the next look for records, and between two such times."""
+"""Seconds for which files are sent before records are read again, and between two such times."""
 _PATIENCE = 3.0
 """Seconds for which a busy service may refuse before it is reported as a problem."""
 
@@ -51,19 +51,25 @@ State = Literal["following", "caught up", "in trouble", "cut", "done", "given up
 class Follower:
     """Sends one run to one tracker, step by step.
 
-    The tracker's `memory` is the cursor's. `told` is called with the reason when nothing can be sent, and with None
+    The tracker's `memory` is the cursor's. `report` is called with the reason when nothing can be sent, and with None
     when that is over.
     """
 
     def __init__(
-        self, tracker: Tracker, cursor: Cursor, run_dir: Path, name: str, told: Callable[[str | None], None]
+        self, tracker: Tracker, cursor: Cursor, run_dir: Path, name: str, report: Callable[[str | None], None]
     ) -> None:
-        self._tracker, self._cursor, self._run_dir, self._name = tracker, cursor, run_dir, name
-        self._told = told
-        self._fires_at = Every(tracker.options.get("interval", 1)).fires_at
+        self._tracker = tracker
+        self._cursor = cursor
+        self._run_dir = run_dir
+        self._name = name
+        self._report = report
+        self._sends_at = Every(tracker.options.get("interval", 1)).fires_at
         self._reader = Reader(run_dir / FILENAME, Position())
         self._batch = BATCH
-        self._opened = self._rewound = self._finished = self._in_trouble = False
+        self._opened = False
+        self._rewound = False
+        self._finished = False
+        self._in_trouble = False
         self._lost = False
         """Whether the service has lost records, and does not have everything again."""
         self.failures = 0
@@ -71,15 +77,16 @@ class Follower:
         self.is_busy = False
         """Whether the last of them was a `BusyError`."""
         self._failing_since = 0.0
-        self._next_try = self._files_due = 0.0
+        self._next_try = 0.0
+        self._next_files = 0.0
         self._saved = repr(cursor.memory)
 
     def wait(self, *, ending: bool) -> float:
         """Return the seconds to wait until the next `step`, if the last one did not return `following`."""
         if self.failures == 0:
             return 1.0
-        left = max(0.0, self._next_try - monotonic())
-        return min(left, _LAST_PAUSE) if ending else left
+        seconds = max(0.0, self._next_try - monotonic())
+        return min(seconds, _LAST_PAUSE) if ending else seconds
 
     def step(self, finish: Finish | None) -> State:
         """Do the next thing: open the run, send a batch, report how the run ended, or send files.
@@ -96,7 +103,7 @@ class Follower:
         except UnusableError as error:
             position = shlex.quote(shown(path_of(self._run_dir, self._name)))
             again = f"rm {position} && {sync_command(self._run_dir, [self._cursor.kind])}"
-            self._told(f"{error}; `{again}` sends everything again" if isinstance(error, GoneError) else str(error))
+            self._report(f"{error}; `{again}` sends everything again" if isinstance(error, GoneError) else str(error))
             return "given up"
         except Exception as error:
             log.debug("to be repeated", exc_info=error)
@@ -106,16 +113,16 @@ class Follower:
                 if not self._lost:
                     self._lost = True
                     return "following"
-            self._pause(error)
+            self._count_failure(error)
             if not self._in_trouble and (not self.is_busy or self.failing >= _PATIENCE):
                 self._in_trouble = True
-                self._told(described(error))
+                self._report(described(error))
             return "in trouble"
         if state != "following":
             self._lost, self.failures = False, 0
         if self._in_trouble and self.failures == 0:
             self._in_trouble = False
-            self._told(None)
+            self._report(None)
         return state
 
     @property
@@ -123,7 +130,7 @@ class Follower:
         """Seconds since the first of the errors in a row; 0 if the last step had none."""
         return monotonic() - self._failing_since if self.failures else 0.0
 
-    def _pause(self, error: Exception) -> None:
+    def _count_failure(self, error: Exception) -> None:
         """Count an error and decide when the next try is."""
         self.is_busy = isinstance(error, BusyError)
         shortest, longest = _BUSY_PAUSES if self.is_busy else _PAUSES
@@ -154,7 +161,7 @@ class Follower:
             self._reader.position = after
             self._cursor.index = after.index
             self._arrived()
-            if finish is None and monotonic() >= self._files_due:  # records may arrive faster than they are sent
+            if finish is None and monotonic() >= self._next_files:  # records may arrive faster than they are sent
                 self._send_files()
             return "following"
         if finish is not None and self._cursor.index < finish.records:
@@ -176,12 +183,12 @@ class Follower:
         """Return whether `interval` sends a record: of every n-th iteration, and all others (with objects, of an
         evaluation, from before the first iteration)."""
         of_iteration = record.mode == "train" and record.iteration > 0 and not record.objects
-        return not of_iteration or self._fires_at(record.iteration)
+        return not of_iteration or self._sends_at(record.iteration)
 
     def _send_files(self) -> bool:
         """Send files for at most a second. Returns whether there may be more."""
         end = monotonic() + _FILES
-        self._files_due = end + _FILES
+        self._next_files = end + _FILES
         while self._tracker.send_file():
             self._arrived()
             if monotonic() >= end:

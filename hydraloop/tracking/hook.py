@@ -19,7 +19,7 @@ from hydraloop.files.secrets import mask_text, masked
 from hydraloop.schemas.option_checks import check_at_least
 from hydraloop.tracking import run_description
 from hydraloop.tracking.cursor import Cursor, path_of, sync_command
-from hydraloop.tracking.sender import Sender
+from hydraloop.tracking.start_sender import Sender
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
@@ -88,9 +88,9 @@ class TrackerHook(Hook):
     def _begin_run(self) -> None:
         self._is_used = self._logged = self._warned = False
         self._trouble: str | None = None
-        self._heard: set[str] = set()
+        self._logged_remarks: set[str] = set()
         """Remarks in the cursor that were logged."""
-        self._looked = 0
+        self._cursor_time = 0
         """Modification time of the cursor that was read last."""
         self._not_installed: UserError | None = None
 
@@ -109,9 +109,10 @@ class TrackerHook(Hook):
             )
         engine.messages.provide("sending", lambda: None)
         self._begin_run()
-        self._is_used, self._looked = True, _changed(engine.run_dir, self.name)  # it is about an earlier attempt
-        found = None if self.library is None else find_spec(self.library)
-        if self.library is not None and (found is None or found.origin is None):  # not only a folder of this name
+        self._is_used = True
+        self._cursor_time = _written_at(engine.run_dir, self.name)  # the cursor is that of an earlier attempt
+        package = None if self.library is None else find_spec(self.library)
+        if self.library is not None and (package is None or package.origin is None):  # not only a folder of this name
             self._not_installed = not_installed(self.library, key=self.key)
             if engine.calls.on_error(self.name) == "raise":
                 raise self._not_installed
@@ -131,7 +132,7 @@ class TrackerHook(Hook):
             return
         patience = max(self._flush_timeout, _OPENING)
         until = time.monotonic() + patience
-        while not self._is_opened(engine, sending):
+        while not self._is_open(engine, sending):
             if self._trouble is not None or time.monotonic() >= until:
                 raise UserError(
                     self._trouble or f"no answer within {patience:g} s",
@@ -149,7 +150,7 @@ class TrackerHook(Hook):
         self._logged = True
         sending: _Sending | None = engine.messages.read("sending")
         if sending is not None:
-            self._listen(engine, sending)
+            self._read_cursor(engine, sending)
         if self._trouble is not None and engine.calls.on_error(self.name) != "warn":
             raise TrackerError(self._trouble)
 
@@ -171,7 +172,7 @@ class TrackerHook(Hook):
             except KeyboardInterrupt:  # result.json is written already
                 log.warning("interrupted: not waiting for the trackers to send the rest")
                 sending.sender.kill()
-        self._listen(engine, sending)
+        self._read_cursor(engine, sending)
         summary = self._summary(engine.run_dir, sending)
         told = {**(engine.messages.read("tracked") or {}), self.name: summary}
         engine.messages.provide("tracked", lambda: told)
@@ -216,12 +217,12 @@ class TrackerHook(Hook):
         stored = masked(self._options)
         return {key: value for key, value in self._options.items() if value != stored[key]}
 
-    def _is_opened(self, engine: Engine, sending: _Sending) -> bool:
-        self._listen(engine, sending)
+    def _is_open(self, engine: Engine, sending: _Sending) -> bool:
+        self._read_cursor(engine, sending)
         cursor = Cursor.load(engine.run_dir, self.name)
         return self._trouble is None and cursor is not None and cursor.attempt == sending.attempt
 
-    def _listen(self, engine: Engine, sending: _Sending) -> None:
+    def _read_cursor(self, engine: Engine, sending: _Sending) -> None:
         """Log what the sender says of this tracker in its cursor."""
         if sending.sender is not None:
             sending.sender.check()
@@ -229,15 +230,15 @@ class TrackerHook(Hook):
                 self._trouble, self._warned = sending.sender.problem, False
                 self._warn(engine, self._trouble)
                 return
-        seen = _changed(engine.run_dir, self.name)
-        if seen == self._looked:
+        seen = _written_at(engine.run_dir, self.name)
+        if seen == self._cursor_time:
             return
-        self._looked, cursor = seen, Cursor.load(engine.run_dir, self.name)
+        self._cursor_time, cursor = seen, Cursor.load(engine.run_dir, self.name)
         if cursor is None:
             return
         for remark in cursor.remarks:
-            if remark not in self._heard:
-                self._heard.add(remark)
+            if remark not in self._logged_remarks:
+                self._logged_remarks.add(remark)
                 log.warning("%s: %s", self.name, mask_text(remark))
         if cursor.trouble is not None and cursor.trouble != self._trouble:
             self._warn(engine, cursor.trouble)
@@ -264,7 +265,7 @@ class TrackerHook(Hook):
         return f"{text}; {sync_command(run_dir, [self.kind])} sends the rest"
 
 
-def _changed(run_dir: Path, name: str) -> int:
+def _written_at(run_dir: Path, name: str) -> int:
     """Return when a cursor was written, in nanoseconds; 0 if it does not exist."""
     try:
         return path_of(run_dir, name).stat().st_mtime_ns

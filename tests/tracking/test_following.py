@@ -25,7 +25,7 @@ from hydraloop.files.run_directory import SWEEP_FILE
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.tracking import run_description
 from hydraloop.tracking.cursor import Cursor, lock_of, path_of
-from hydraloop.tracking.sender import Sender, SweepSender, spawn
+from hydraloop.tracking.start_sender import Sender, SweepSender, spawn
 from tests.processes import children
 from tests.tracking.mlflow.server import silent_server
 from tests.tracking.runs import TENSORBOARD, attempt, described_run, log_records, track

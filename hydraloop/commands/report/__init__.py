@@ -14,7 +14,7 @@ from hydraloop.commands.report.run_data import RunData
 from hydraloop.commands.status import sweep_in
 from hydraloop.errors import UserError, not_installed, printable
 from hydraloop.files.environment import shown
-from hydraloop.tracking.sender import spawn
+from hydraloop.tracking.start_sender import spawn
 
 log = logging.getLogger(__name__)
 

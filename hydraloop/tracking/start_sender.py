@@ -90,21 +90,21 @@ class Sender:
         pipe = self._process.stdin
         assert pipe is not None
         with suppress(OSError):  # it has ended
-            pipe.write(_lines(self._first, *({"begun": job} for job in self._jobs)))
+            pipe.write(_lines(self._first, *({"started": job} for job in self._jobs)))
             pipe.flush()
         os.set_blocking(pipe.fileno(), False)
         if self._end is not None:
-            self._tell(self._end)
+            self._write(self._end)
 
     def job_begins(self, run_dir: Path) -> None:
         """Let the process follow the run of a job."""
         self._jobs[str(run_dir.absolute())] = None
-        self._tell({"begun": str(run_dir.absolute())})
+        self._write({"started": str(run_dir.absolute())})
 
     def job_ends(self, run_dir: Path) -> None:
         """Tell the process that the job does not run any more."""
         self._jobs.pop(str(run_dir.absolute()), None)
-        self._tell({"ended": str(run_dir.absolute())})
+        self._write({"ended": str(run_dir.absolute())})
 
     def check(self) -> None:
         """Start the process again if it has died. After three times, it is given up."""
@@ -130,7 +130,7 @@ class Sender:
         """
         if self._end is None:
             self._end = {"end": flush_timeout, "finish": finish}
-            self._tell(self._end)
+            self._write(self._end)
 
     def wait(self, seconds: float) -> None:
         """Wait until the process has ended, and kill it after `seconds`."""
@@ -166,7 +166,7 @@ class Sender:
             with suppress(OSError):
                 self._process.stdin.close()
 
-    def _tell(self, message: Mapping[str, Any]) -> None:
+    def _write(self, message: Mapping[str, Any]) -> None:
         """Write a message, unless the pipe is full: then the process hangs."""
         if self._process is not None and self._process.stdin is not None:
             with suppress(OSError, ValueError):  # also if the pipe is closed, or the process has ended
