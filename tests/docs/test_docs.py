@@ -34,7 +34,6 @@ LEFT_OUT = {
 """Commands that are not executed, by their beginning, with the reason."""
 NIGHTLY = {
     "docs/how-to/sweeps.md": "tests/sweeps, tests/faults/sweeps and tests/e2e/test_command_line.py",
-    "docs/how-to/after_training.md": "tests/commands and tests/report",
     "docs/reference/schedules.md": "tests/optim",
     "docs/how-to/clusters.md": "tests/e2e/test_launching.py and tests/examples",
     "docs/how-to/tracking.md": "tests/e2e/trackers",
