@@ -28,7 +28,7 @@ from hydraloop.sweeps.executors.pool import PoolExecutor
 from hydraloop.sweeps.job import SweepJob
 from hydraloop.sweeps.job_directories import JobDirectories
 from hydraloop.sweeps.job_lines import Lines, print_end
-from hydraloop.sweeps.job_source import Grid, Source
+from hydraloop.sweeps.job_source import Grid, SearchSource, Source
 from hydraloop.sweeps.job_states import JobState
 from hydraloop.sweeps.live_table import watching
 from hydraloop.sweeps.sweep_description import Description
@@ -117,8 +117,6 @@ def _check(draft: SweepDraft) -> gpus.Shares:
 def _source(sweep: resume_sweep.OpenSweep, draft: SweepDraft) -> Source:
     if draft.jobs.search is None:
         return Grid(sweep.named)
-    from hydraloop.sweeps.search_source import SearchSource  # imports Optuna
-
     found = sweep.directory.description.jobs.search
     assert found is not None, "the directory has the same search"
     return SearchSource(sweep.directory, replace(draft.jobs.search, trials=found.trials), draft.options.enqueue)

@@ -7,7 +7,7 @@ import shlex
 import shutil
 import signal
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -20,12 +20,11 @@ from hydraloop.files.result import describe
 from hydraloop.files.secrets import mask_overrides, mask_text
 from hydraloop.launch.exit import REQUEUE
 from hydraloop.sweeps import job_states
-from hydraloop.sweeps.executors.executor import Ended, Executor, Request
+from hydraloop.sweeps.executors.executor import Cause, Ended, Executor, Request
 from hydraloop.sweeps.executors.gpus import Shares
 from hydraloop.sweeps.job_directories import JobDirectories
 from hydraloop.sweeps.job_source import Job, Source
 from hydraloop.sweeps.job_states import REQUEST, JobState
-from hydraloop.sweeps.retries import Retries
 from hydraloop.sweeps.signals import Signals
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 
@@ -381,3 +380,41 @@ class Controller:
             self.problem = self.problem or error
         except OSError as error:
             self.problem = self.problem or UserError(f"the next job cannot be chosen: {error}")
+
+
+_MOST_LOSSES = 10
+"""Times that a job starts again without a retry because its machine was lost. After that, the job may be the cause."""
+
+
+@dataclass
+class Retries:
+    """Counts the retries of each job. A preempted job that has made progress, and a lost one, start again for free."""
+
+    most: int
+    """`sweep.max_retries`, of each job."""
+    _used: Counter[int] = field(default_factory=Counter)
+    _losses: Counter[int] = field(default_factory=Counter)
+    """How often the machine of each job was lost."""
+
+    def use(self, ended: Ended, state: JobState, iterations_before: int) -> bool:
+        """Return whether a job starts again, and count it.
+
+        Args:
+            state: after the attempt.
+            iterations_before: completed iterations before the attempt. A preempted attempt without progress counts as
+                a retry: otherwise it might repeat forever.
+        """
+        if state.state not in ("failed", "interrupted"):
+            return False
+        if state.has_diverged or ended.cause is Cause.CANCELLED:
+            return False
+        if ended.cause is Cause.LOST and state.state == "interrupted" and self._losses[state.number] < _MOST_LOSSES:
+            self._losses[state.number] += 1
+            return True
+        # A signal that was not the scheduler's came from a person or from a mistake.
+        by_signal = state.preempted_by in signal.Signals.__members__
+        is_preempted = state.preempted_by is not None and (ended.cause is Cause.SCHEDULER or not by_signal)
+        if is_preempted and state.iterations > iterations_before:
+            return True
+        self._used[state.number] += 1
+        return self._used[state.number] <= self.most

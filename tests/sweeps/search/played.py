@@ -19,10 +19,10 @@ from hydraloop.sweeps.controller import Controller
 from hydraloop.sweeps.executors.executor import Request
 from hydraloop.sweeps.executors.gpus import Shares
 from hydraloop.sweeps.job_directories import JobDirectories
+from hydraloop.sweeps.job_source import SearchSource
 from hydraloop.sweeps.overrides_to_axes import select
 from hydraloop.sweeps.search import Rule
 from hydraloop.sweeps.search_history import History, HistoryReader, Trial
-from hydraloop.sweeps.search_source import SearchSource
 from hydraloop.sweeps.sweep_description import Jobs
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.sweeps.test_controller import NO_GRID, Played, Seen

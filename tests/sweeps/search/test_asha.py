@@ -4,7 +4,7 @@ import math
 import random
 from collections.abc import Callable
 
-from hydraloop.sweeps.asha import ETA, promotion
+from hydraloop.sweeps.job_source import ETA, promotion
 from hydraloop.sweeps.search import Rule
 
 NAN = math.nan
