@@ -138,11 +138,12 @@ def check_command(args: argparse.Namespace, composer: Composer) -> Draft:
     Raises:
         UserError: a mistake in the overrides or in the config files.
     """
-    draft = checks.read(args, composer)
-    if draft is None:
+    typed = arguments.typed(args.overrides)
+    if checks.is_sweep(typed, args, composer):
         from hydraloop.sweeps import check_sweep
 
         return check_sweep.check(args, composer)
+    draft = checks.check_run(typed, composer, trains=args.cfg is None)
     check_options(draft.cfg)
     return draft
 

@@ -27,6 +27,89 @@ from hydraloop.errors import UserError
 from hydraloop.schemas.root import Config
 from hydraloop.schemas.selected_hooks import HOOK_GROUPS, has_schedules, is_left_out
 
+T = TypeVar("T")
+
+_REQUIRED = [entry.name for entry in dataclasses.fields(Config) if entry.default == MISSING]
+"""Config groups that every run needs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    """A run that has passed all checks, before it has a directory."""
+
+    overrides: Sequence[str]
+    """As Hydra takes them: `hooks=a,b` is a list, or a sweep."""
+    cfg: DictConfig
+    """Composed and validated, with the node `hydra`. In a sweep: the config of the first job."""
+    typed: Sequence[str]
+    """The keys that the command line sets, without the axes of a sweep that a config file sets."""
+    is_sweep = False
+
+
+def is_sweep(typed: arguments.Typed, args: argparse.Namespace, composer: Composer) -> bool:
+    """Return whether a command line is that of a sweep, by a flag or by `hydra.mode`.
+
+    Raises:
+        UserError: a flag that does not exist, or an option that a group does not have.
+    """
+    if args.unknown:
+        raise unknown_flag(args.unknown[0], args, composer)
+    _check_groups(typed.parsed, composer)
+    return args.multirun or _mode_is_multirun(typed, composer)
+
+
+def check_run(typed: arguments.Typed, composer: Composer, *, trains: bool) -> Draft:
+    """Compose and check the config of a single run.
+
+    Args:
+        trains: as of `validate`.
+
+    Raises:
+        UserError: a mistake in the overrides, the config files, or the order of hooks.
+    """
+    if typed.rewritten:
+        print(f"read as a list: {' '.join(typed.rewritten)}", file=sys.stderr)
+    cfg = explained(composer.compose, typed.lines, composer)
+    _check(cfg, typed.lines, composer, trains=trains)
+    return Draft(overrides=typed.lines, cfg=cfg, typed=typed.keys)
+
+
+def compose_job(
+    lines: Sequence[str],
+    composer: Composer,
+    *,
+    trains: bool = False,
+    compose: Callable[[Sequence[str]], DictConfig] | None = None,
+) -> DictConfig:
+    """Return the config of one job, with the node `hydra`, composed and checked.
+
+    Args:
+        trains: as of `validate`.
+        compose: a faster way to compose the job of a sweep. None: that of the composer.
+
+    Raises:
+        UserError: a mistake in the overrides, the config files, or the order of hooks.
+    """
+    _check_groups(arguments.parse(lines), composer)
+    cfg = explained(compose or composer.compose, lines, composer)
+    _check(cfg, lines, composer, trains=trains)
+    return cfg
+
+
+def compose_sweep(lines: Sequence[str], composer: Composer) -> DictConfig:
+    """Return the config that Hydra composes for the sweep itself."""
+    cfg = explained(composer.compose_sweep, lines, composer)
+    check_defaults(cfg, composer)
+    check_hydra_node(cfg)
+    return cfg
+
+
+def _check(cfg: DictConfig, lines: Sequence[str], composer: Composer, *, trains: bool) -> None:
+    check_defaults(cfg, composer)
+    check_added(cfg, arguments.parse(lines), composer)
+    check_hydra_node(cfg)
+    validate(cfg, trains=trains)
+
 
 def validate(cfg: DictConfig, *, trains: bool = False) -> None:
     """Refuse a config from which no run can be built.
@@ -57,84 +140,6 @@ def hydra_config(cfg: DictConfig) -> Iterator[None]:
         yield
     finally:
         HydraConfig.instance().cfg = before
-
-
-T = TypeVar("T")
-
-_REQUIRED = [entry.name for entry in dataclasses.fields(Config) if entry.default == MISSING]
-"""Config groups that every run needs."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Draft:
-    """A run that has passed all checks, before it has a directory."""
-
-    overrides: Sequence[str]
-    """As Hydra takes them: `hooks=a,b` is a list, or a sweep."""
-    cfg: DictConfig
-    """Composed and validated, with the node `hydra`. In a sweep: the config of the first job."""
-    typed: Sequence[str]
-    """The keys that the command line sets, without the axes of a sweep that a config file sets."""
-    is_sweep = False
-
-
-def read(args: argparse.Namespace, composer: Composer) -> Draft | None:
-    """Return the draft of a single run, composed and checked; None for a sweep.
-
-    Args:
-        args: Hydra's flags and the overrides.
-
-    Raises:
-        UserError: a mistake in the flags, the overrides, the config files, or the order of hooks.
-    """
-    if args.unknown:
-        raise unknown_flag(args.unknown[0], args, composer)
-    typed = arguments.typed(args.overrides)
-    _check_groups(typed.parsed, composer)
-    if args.multirun or _mode_is_multirun(typed, composer):
-        return None
-    if typed.rewritten:
-        print(f"read as a list: {' '.join(typed.rewritten)}", file=sys.stderr)
-    cfg = explained(composer.compose, typed.lines, composer)
-    _check(cfg, typed.lines, composer, trains=args.cfg is None)
-    return Draft(overrides=typed.lines, cfg=cfg, typed=typed.keys)
-
-
-def compose_job(
-    lines: Sequence[str],
-    composer: Composer,
-    *,
-    trains: bool = False,
-    compose: Callable[[Sequence[str]], DictConfig] | None = None,
-) -> DictConfig:
-    """Return the config of one job, with the node `hydra`, composed and checked.
-
-    Args:
-        trains: as of `validate`.
-        compose: a faster way to compose the job of a sweep. None: that of the composer.
-
-    Raises:
-        UserError: a mistake in the overrides, the config files, or the order of hooks.
-    """
-    _check_groups(arguments.parse(lines), composer)
-    cfg = explained(compose or composer.compose, lines, composer)
-    _check(cfg, lines, composer, trains=trains)
-    return cfg
-
-
-def _check(cfg: DictConfig, lines: Sequence[str], composer: Composer, *, trains: bool) -> None:
-    check_defaults(cfg, composer)
-    check_added(cfg, arguments.parse(lines), composer)
-    check_hydra_node(cfg)
-    validate(cfg, trains=trains)
-
-
-def compose_sweep(lines: Sequence[str], composer: Composer) -> DictConfig:
-    """Return the config that Hydra composes for the sweep itself."""
-    cfg = explained(composer.compose_sweep, lines, composer)
-    check_defaults(cfg, composer)
-    check_hydra_node(cfg)
-    return cfg
 
 
 def _check_groups(overrides: Sequence[Override], composer: Composer) -> None:
