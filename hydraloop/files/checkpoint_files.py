@@ -91,13 +91,10 @@ def first_intact(paths: Iterable[Path]) -> Path | None:
 
 
 def intact_before(path: Path) -> Path | None:
-    """Return the undamaged checkpoint in the same folder that was written last before this one; None if none was."""
-    try:
-        written = path.stat().st_mtime_ns, _number(path)
-        earlier = [at for at in _by_age(path.parent) if at[:2] < written]
-    except OSError:
-        return None
-    return next((one for *_, one in earlier if damage(one) is None), None)
+    """Return the undamaged checkpoint in the same folder that is used after this one; None without one."""
+    files = candidates(path.parent)
+    earlier = files[files.index(path) + 1 :] if path in files else []
+    return next((file for file in earlier if damage(file) is None), None)
 
 
 def still_safe(folder: Path) -> str:

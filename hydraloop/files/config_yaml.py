@@ -14,7 +14,7 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 
 from hydraloop.errors import UserError
 from hydraloop.files.atomic import read_bytes
-from hydraloop.files.secrets import mask_text, masked, remember
+from hydraloop.files.secrets import masked, remember
 
 try:
     from yaml import CDumper as Dumper  # four times faster
@@ -117,11 +117,6 @@ def masked_yaml(cfg: DictConfig, *, resolve: bool) -> str:
         UserError: an interpolation does not resolve.
     """
     return dumped(masked(resolved(cfg) if resolve else OmegaConf.to_container(cfg, resolve=False, enum_to_str=True)))
-
-
-def masked_metadata(cfg: DictConfig) -> dict[str, Any]:
-    """Return what a checkpoint contains of a config, with secrets masked."""
-    return {"experiment_name": mask_text(cfg.experiment_name), "config": masked_yaml(cfg, resolve=True)}
 
 
 def remember_config(cfg: DictConfig) -> None:

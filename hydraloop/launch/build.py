@@ -1,8 +1,8 @@
-"""From the config to the options of the engine."""
+"""From the config of a run to its engine, with all parts in the order in which they need each other."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,11 +20,12 @@ from hydraloop.engine.precision import make_precision
 from hydraloop.engine.run import Settings
 from hydraloop.engine.seeding import seed_everything, use_deterministic_kernels, use_threads
 from hydraloop.files import run_directory
-from hydraloop.files.config_yaml import masked_metadata
+from hydraloop.files.config_yaml import masked_yaml
 from hydraloop.files.lock import RunLock
 from hydraloop.files.record_log import FILENAME
 from hydraloop.files.record_writer import cut_after
 from hydraloop.files.run_directory import RECORDS
+from hydraloop.files.secrets import mask_text
 from hydraloop.hooks.build_from_config import build_hooks
 from hydraloop.hooks.param_scheduler import ParamSchedulerHook
 from hydraloop.hooks.set_epoch import DistSamplerSeedHook
@@ -36,32 +37,6 @@ from hydraloop.optim.schedules_from_config import build_schedules
 from hydraloop.schemas.optimizer import nodes
 from hydraloop.schemas.selected_hooks import log_notices
 from hydraloop.tasks.building import build_task, prepare_model
-
-
-def settings_from_config(
-    cfg: DictConfig, resume: Path | None, parts: Parts, typed: Iterable[str], *, channels_last: bool
-) -> Settings:
-    """Return the options of the engine, with those of other groups that the engine needs.
-
-    Args:
-        cfg: validated.
-        resume: the checkpoint where the run continues.
-        parts: finished objects, used instead of those that the config describes.
-        typed: keys that were typed. Their values replace those of the checkpoint.
-        channels_last: whether images are stored channels last on the device.
-    """
-    engine: Any = OmegaConf.to_container(cfg.engine, resolve=True)
-    return Settings(
-        **{**engine, "channels_last": channels_last},
-        resume=resume,
-        resume_strict=cfg.resume_strict,
-        optimizer_overrides=optimizer_overrides(cfg, typed) if resume is not None else frozenset(),
-        every={name: node.get("every", 1) for name, node in nodes(cfg.optimizer).items()},
-        closures={name: node.get("closure") for name, node in nodes(cfg.optimizer).items()},
-        load_from=None if cfg.load_from is None else Path(cfg.load_from),
-        weights=cfg.weights,
-        metadata={**masked_metadata(cfg), **parts.meta},
-    )
 
 
 def build(plan: RunPlan, distributed: Distributed, *, parts: Parts = NONE, lock: RunLock | None = None) -> Engine:
@@ -76,33 +51,42 @@ def build(plan: RunPlan, distributed: Distributed, *, parts: Parts = NONE, lock:
         UserError: an option that cannot be built; names the key and the fix.
         Exception: any error of a user's own constructor.
     """
-    cfg, run_dir, checkpoint = plan.cfg, plan.run_dir, plan.checkpoint
-    position = None if checkpoint is None else peek(checkpoint, key="resume")
+    position = None if plan.checkpoint is None else peek(plan.checkpoint, key="resume")
     if position is not None:
-        parts.check(position.given, f"hydraloop.build(hydraloop.compose([…, 'resume={checkpoint}'])")
-    engine = assemble(cfg, distributed, run_dir, parts, plan.typed, checkpoint=checkpoint, position=position, lock=lock)
+        parts.check(position.given, f"hydraloop.build(hydraloop.compose([…, 'resume={plan.checkpoint}'])")
+    engine = assemble(
+        plan.cfg,
+        distributed,
+        run_dir=plan.run_dir,
+        parts=parts,
+        typed=plan.typed,
+        checkpoint=plan.checkpoint,
+        position=position,
+        lock=lock,
+    )
     if distributed.is_main:
-        log_notices(cfg, given=parts.hooks)
-        if checkpoint is None:
-            cut_after(run_dir / FILENAME, iteration=-1, last_validation=-1)
+        log_notices(plan.cfg, given=parts.hooks)
+        if plan.checkpoint is None:
+            # An earlier attempt without a checkpoint has left records, which this run writes again.
+            cut_after(plan.run_dir / FILENAME, iteration=-1, last_validation=-1)
         if not plan.is_recorded:
-            run_directory.record(cfg, plan.attempt or run_dir / RECORDS)
+            run_directory.record(plan.cfg, plan.attempt or plan.run_dir / RECORDS)
     return engine
 
 
 def assemble(
     cfg: DictConfig,
     distributed: Distributed,
+    *,
     run_dir: Path,
     parts: Parts,
     typed: Sequence[str] = (),
-    *,
     checkpoint: Path | None = None,
     position: Position | None = None,
     trains: bool = True,
     lock: RunLock | None = None,
 ) -> Engine:
-    """Make the parts of an engine, in the order in which they need each other. No file is written.
+    """Return an engine with all its parts. No file is written.
 
     Args:
         cfg: validated.
@@ -112,20 +96,27 @@ def assemble(
         trains: whether the engine gets an optimizer and schedules.
         lock: of the run directory.
     """
+    # The process: cuBLAS reads the choice of its kernels at the first product, so it comes before everything else.
     use_deterministic_kernels(cfg.engine.deterministic)
     device = distributed.device(cfg.engine.device)
     seed_everything(cfg.seed)
     use_threads(cfg.engine.threads)
     avoid_dynamo_import()
     precision = make_precision(cast("Mapping[str, Any]", OmegaConf.to_container(cfg.precision, resolve=True)), device)
+
+    # Data and task. A resumed run gets all its weights from its checkpoint, so `init` is for new runs.
     loaders = build_loaders(cfg, device, distributed, parts.all_loaders if trains else parts.loaders)
     task = build_task(cfg, parts.task)
     if cfg.init.checkpoint is not None and checkpoint is None:
         rules: Any = OmegaConf.to_container(cfg.init, resolve=True)
         initialise(task.model, Path(rules.pop("checkpoint")), Rules(**rules), distributed)
+
+    # The optimizer takes the parameters after they have moved to the device and were sharded.
     channels_last = prepare_model(cfg, task, device, distributed)
     optimizer = build_optimizer(cfg, task.model, task, parts.optimizer) if trains else None
-    settings = settings_from_config(cfg, checkpoint, parts, typed, channels_last=channels_last)
+    settings = _settings(cfg, checkpoint, parts, typed, channels_last=channels_last)
+
+    # Schedules need the position in batches of the size that this run has.
     if position is not None and loaders.train is not None:
         epoch_length = settings.limited("train", len(loaders.train))
         move_position(position.progress, position.meta, loaders.train, distributed, epoch_length)
@@ -150,11 +141,40 @@ def assemble(
     )
 
 
+def _settings(
+    cfg: DictConfig, checkpoint: Path | None, parts: Parts, typed: Sequence[str], *, channels_last: bool
+) -> Settings:
+    """Return the options of the engine: those of the group `engine`, and those of other groups that the engine needs.
+
+    Args:
+        checkpoint: where the run continues.
+        typed: keys whose values replace those of the checkpoint.
+        channels_last: whether images are stored channels last on the device.
+    """
+    engine: Any = OmegaConf.to_container(cfg.engine, resolve=True)
+    optimizers = nodes(cfg.optimizer)
+    return Settings(
+        **{**engine, "channels_last": channels_last},
+        resume=checkpoint,
+        resume_strict=cfg.resume_strict,
+        optimizer_overrides=optimizer_overrides(cfg, typed) if checkpoint is not None else frozenset(),
+        every={name: node.get("every", 1) for name, node in optimizers.items()},
+        closures={name: node.get("closure") for name, node in optimizers.items()},
+        load_from=None if cfg.load_from is None else Path(cfg.load_from),
+        weights=cfg.weights,
+        metadata={
+            "experiment_name": mask_text(cfg.experiment_name),
+            "config": masked_yaml(cfg, resolve=True),
+            **parts.meta,
+        },
+    )
+
+
 def _add_missing(hooks: dict[str, Hook | None], slots: list[Slot], *, scheduled: bool) -> None:
     """Add the default hooks that a run must have (`missing`), unless a hook of their class has another name.
 
     Args:
-        hooks: by name; None for a hook that is left out explicitly.
+        hooks: by name; None for a hook that the config sets to null.
         slots: their places in the order.
         scheduled: whether the run has schedules.
     """

@@ -1,4 +1,4 @@
-"""Checks before processes are started: their number, the devices of this machine, and the backend."""
+"""Checks before processes are started: their number, and the devices of this machine."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from typing import Any
 from omegaconf import DictConfig
 
 from hydraloop.config.value_checks import check_strategy
-from hydraloop.errors import UserError, suggestion
+from hydraloop.errors import UserError
 from hydraloop.launch import torchrun
 
 
 def check(cfg: DictConfig) -> None:
     """Check `distributed`, and the devices of this machine. Imports torch for several processes only."""
     check_options(cfg)
-    options = cfg.distributed
-    if several(cfg) or options.backend != "auto":
-        _check_machine(options, str(cfg.engine.device), _processes(options))
+    if several(cfg):
+        _check_machine(str(cfg.engine.device), _processes(cfg.distributed))
 
 
 def check_options(cfg: DictConfig) -> None:
@@ -69,7 +68,7 @@ def _processes(options: DictConfig) -> int:
     return started
 
 
-def _check_machine(options: DictConfig, device: str, processes: int) -> None:
+def _check_machine(device: str, processes: int) -> None:
     import torch
 
     accelerator = torch.accelerator.current_accelerator(check_available=True)
@@ -83,8 +82,6 @@ def _check_machine(options: DictConfig, device: str, processes: int) -> None:
     if kind != "cpu":
         count = torch.accelerator.device_count() if accelerator is not None and accelerator.type == kind else 0
         _check_count(processes, count, device)
-    if options.backend != "auto":
-        _check_backend(str(options.backend), kind)
 
 
 def _check_count(processes: int, count: int, device: str) -> None:
@@ -100,16 +97,3 @@ def _check_count(processes: int, count: int, device: str) -> None:
         key="distributed.nproc_per_node",
         remedy=f"Use {count}, or engine.device=cpu.",
     )
-
-
-def _check_backend(backend: str, kind: str) -> None:
-    import torch.distributed as dist
-
-    key = "distributed.backend"
-    if "nccl" in backend and kind != "cuda" and "cuda:nccl" not in backend:
-        remedy = "Use auto, or gloo."
-        raise UserError(f"nccl needs GPUs, and the device is {kind}", key=key, remedy=remedy)
-    names = [str(name) for name in dist.Backend.backend_list if name not in ("undefined", "fake")]
-    known = ["auto", *filter(dist.is_backend_available, names)]
-    if backend not in known and ":" not in backend:
-        raise UserError(f"this torch has no {backend!r}", key=key, remedy=suggestion(backend, known))

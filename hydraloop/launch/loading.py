@@ -99,7 +99,7 @@ def load_found(
         needed += [f"data.{split}" for split in SPLITS]
     parts.check([*needed, *meta.get("changes_evaluation", ())], "hydraloop.load(…")
     generators = rng_state()
-    engine = assemble(cfg, distributed, run_dir, parts, trains=False)
+    engine = assemble(cfg, distributed, run_dir=run_dir, parts=parts, trains=False)
     set_rng_state(generators)  # the caller's numbers do not begin again
     engine.checkpoints.load_for_evaluation(saved, "checkpoint")
     log.info("weights loaded from %s", file)

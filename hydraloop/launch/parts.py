@@ -67,19 +67,14 @@ class Parts:
             call: the beginning of the call that takes them.
         """
         missing = [key for key in wanted if key not in self.names]
-        if not missing:
-            return
-        arguments = [f"{key}=…" for key in missing if "." not in key]
-        for argument, prefix in (("loaders", "data."), ("hooks", "hooks.")):
-            names = [f"'{key.removeprefix(prefix)}': …" for key in missing if key.startswith(prefix)]
-            if names:
-                arguments.append(f"{argument}={{{', '.join(names)}}}")
-        objects = "it as an object" if len(missing) == 1 else "them as objects"
-        raise UserError(
-            f"the run got {objects} from Python, which its config does not describe",
-            key=", ".join(missing),
-            remedy=f"Give {objects.split()[0]} again: {call}, {', '.join(arguments)}).",
-        )
+        if missing:
+            groups = dict.fromkeys(key.partition(".")[0] for key in missing)
+            arguments = [f"{'loaders' if group == 'data' else group}=…" for group in groups]
+            raise UserError(
+                "the run got an object from Python, which its config does not describe",
+                key=", ".join(missing),
+                remedy=f"Give it again: {call}, {', '.join(arguments)}).",
+            )
 
 
 NONE = Parts()

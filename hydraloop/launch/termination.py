@@ -22,7 +22,7 @@ the 30 s that a job may take to end after a rank was killed."""
 _AGAIN = 2.0
 """Seconds from a signal until it is raised again: an exception reaches the end of the run sooner."""
 _POLL = 0.5
-"""Seconds between two checks of the launching process and of the grace period."""
+"""Seconds between two checks of the parent process and of the grace period."""
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 """Signals that end a process without a message unless it handles them."""
 
@@ -33,34 +33,28 @@ class TerminationHandler:
     Args:
         on_timeout: called from another thread with the number of the signal, when the grace period is over and the
             process is about to be ended.
-        on_orphaned: called when the launching process has ended.
         is_closing: whether the run is ending, so that a signal must not interrupt it.
         is_saving: whether the run was preempted and saves. Until it has ended or failed, there is no limit of time.
         grace: seconds, see `GRACE`.
-        parent: process ID of the launching process, which may have ended since; None: the parent of this process.
-        launched: whether a launcher has started this process as a rank. Otherwise, the process continues after the end
-            of its parent, does not handle Ctrl-C, and leaves ignored signals (nohup) ignored.
+        launched: whether a launcher has started this process as a rank. Otherwise, it does not handle Ctrl-C, and
+            leaves ignored signals (nohup) ignored.
     """
 
     def __init__(
         self,
         *,
         on_timeout: Callable[[int], None] = lambda number: None,
-        on_orphaned: Callable[[], None] = lambda: None,
         is_closing: Callable[[], bool] = lambda: False,
         is_saving: Callable[[], bool] | None = None,
         grace: float = GRACE,
-        parent: int | None = None,
         launched: bool = True,
     ) -> None:
         self.received = 0
         """The first signal that this process has received; 0 if none."""
         self._on_timeout = on_timeout
-        self._on_orphaned = on_orphaned
         self._is_closing = is_closing
         self._is_saving = is_saving or (lambda: False)
         self._grace = grace
-        self._parent = os.getppid() if parent is None else parent
         self._launched = launched
         self._deadline: float | None = None
         self._stopped = threading.Event()
@@ -68,7 +62,7 @@ class TerminationHandler:
         """The earlier handlers of the signals."""
 
     def start(self) -> Self:
-        """Handle the signals and watch the launching process. Outside the main thread, do nothing."""
+        """Handle the signals. Outside the main thread, do nothing."""
         if threading.current_thread() is not threading.main_thread():
             return self
         self._reads, self._writes = socket.socketpair()
@@ -106,7 +100,6 @@ class TerminationHandler:
             raise interrupt(number)
 
     def _run(self) -> None:
-        is_orphaned = False
         raised = 0
         raise_again_at = math.inf
         while not self._stopped.is_set():
@@ -122,10 +115,6 @@ class TerminationHandler:
             if time.monotonic() > raise_again_at and not self._is_closing():
                 raise_again_at = math.inf
                 _raise_again(raised)
-            if self._launched and not is_orphaned and os.getppid() != self._parent:
-                is_orphaned = True
-                self._on_orphaned()
-                os.kill(os.getpid(), signal.SIGTERM)
             if self._deadline is not None and self._is_saving():
                 self._deadline = time.monotonic() + self._grace
             if self._deadline is not None and time.monotonic() > self._deadline:
@@ -175,19 +164,26 @@ def _not_ignored() -> list[signal.Signals]:
     return [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 
 
-def end_with(parent: int) -> None:
-    """Send SIGTERM to this process when the process that has started it ends, or has ended before this call.
+def watch_parent(parent: int, on_end: Callable[[], None]) -> None:
+    """Call a function when the process that has started this one ends, or if it has ended before this call.
 
-    For a job that only its controller restarts. A thread looks twice a second.
+    Args:
+        parent: its process ID.
+        on_end: called from another thread, which looks twice a second.
     """
-    _owner.append(parent)
 
     def watch() -> None:
-        while not owner_has_ended():
+        while os.getppid() == parent:
             time.sleep(_POLL)
-        os.kill(os.getpid(), signal.SIGTERM)
+        on_end()
 
-    threading.Thread(target=watch, name="hydraloop-owner", daemon=True).start()
+    threading.Thread(target=watch, name="hydraloop-parent", daemon=True).start()
+
+
+def end_with(parent: int) -> None:
+    """Send SIGTERM to this process when its parent ends. For a job that only its controller restarts."""
+    _owner.append(parent)
+    watch_parent(parent, lambda: os.kill(os.getpid(), signal.SIGTERM))
 
 
 def owner_has_ended() -> bool:

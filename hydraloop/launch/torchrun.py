@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import threading
 from datetime import timedelta
 from functools import cache
 from typing import Any
 
 from hydraloop.importing import uncollected
+from hydraloop.launch.termination import watch_parent
 
 NODE = "HYDRALOOP_NODE"
 """Variable of ranks that hydraloop has started: the folder of the process that has started them, see `start_ranks`."""
@@ -17,8 +19,6 @@ OWNER = "HYDRALOOP_LAUNCHER"
 """Variable of such ranks: the ID of that process, which may have ended before this one could ask for it."""
 LAUNCHER = int(os.environ.get(OWNER, os.getppid()))
 """The ID of the process that has started this one, which may have ended since."""
-_POLL = 0.5
-"""Seconds between two looks at the launcher."""
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _WAIT = timedelta(minutes=30)
 """Timeout for rank 0's plan, torch's own default: composing on a slow disk may take minutes."""
@@ -46,22 +46,22 @@ def remove_folder() -> None:
 
 
 handles_signals = threading.Event()
-"""Set when the run of this rank notices itself that its launcher has ended, and saves."""
+"""Set when the run of this rank handles signals, and saves after one."""
 
 
 def end_with_launcher() -> None:
-    """Until then, end this process when its launcher has ended, without which it would wait 30 minutes for a store.
+    """End this process when its launcher has ended. Otherwise, it would wait 30 minutes for a store.
 
-    It has nothing to save yet. A thread looks twice a second.
+    A run gets SIGTERM. Before a run handles signals, there is nothing to save: the process ends at once.
     """
 
-    def watch() -> None:
-        while not handles_signals.wait(_POLL):
-            if os.getppid() != LAUNCHER:
-                remove_folder()
-                os._exit(1)
+    def end() -> None:
+        remove_folder()
+        if not handles_signals.is_set():
+            os._exit(1)
+        os.kill(os.getpid(), signal.SIGTERM)
 
-    threading.Thread(target=watch, name="hydraloop-launcher", daemon=True).start()
+    watch_parent(LAUNCHER, end)
 
 
 def reports() -> bool:

@@ -114,11 +114,9 @@ def train_as_rank(plan: RunPlan, report_failure: Callable[[Failure], None]) -> F
     rank = torchrun.rank()
     handler = TerminationHandler(
         on_timeout=lambda number: report_failure(Failure.of(Terminated(number), rank)),
-        on_orphaned=torchrun.remove_folder,
         is_closing=training.is_closing,
         is_saving=training.is_saving if torchrun.is_ours() else None,
         grace=GRACE if torchrun.is_ours() else _GRACE_OF_TORCHRUN,
-        parent=torchrun.LAUNCHER,
     ).start()
     torchrun.handles_signals.set()
     try:

@@ -40,13 +40,6 @@ def test_valid_options() -> None:
     check_single_run()
 
 
-@pytest.mark.parametrize("backend", ["glo", "nccl"])
-def test_a_backend_that_does_not_work(backend: str) -> None:
-    error = mistake(nproc_per_node=2, backend=backend)
-    assert error.key == "distributed.backend"
-    assert backend in error.problem
-
-
 def test_a_strategy_for_several_processes_with_one() -> None:
     assert mistake(strategy="fsdp2").remedy == (
         "Use auto, or start several: distributed.nproc_per_node=2, or torchrun."

@@ -110,7 +110,15 @@ def short_run(
     loaders = {} if batch is None else {split: [batch] for split in ("train", "val") if cfg.data.get(split)}
     parts = Parts(loaders=loaders, hooks={} if watch is None else {"check": watch})
     position = None if checkpoint is None else peek(checkpoint, key="resume")
-    engine = assemble(cfg, ranks or Distributed(), folder, parts, draft.typed, checkpoint=checkpoint, position=position)
+    engine = assemble(
+        cfg,
+        ranks or Distributed(),
+        run_dir=folder,
+        parts=parts,
+        typed=draft.typed,
+        checkpoint=checkpoint,
+        position=position,
+    )
     for hook in engine.hooks.values():  # those that only observe or save
         if isinstance(hook, CheckpointHook):
             hook.out_dir, hook.idle_points = None, frozenset(MOUNT_POINTS) - {"before_run"}
