@@ -22,7 +22,7 @@ from hydraloop.files import environment
 from hydraloop.files.error_reports import Reports
 from hydraloop.files.terminal import print_to, replace_unencodable, show
 from hydraloop.importing import deferred, in_one_line, uncollected
-from hydraloop.launch import secret_arguments, torchrun
+from hydraloop.launch import torchrun
 from hydraloop.launch.exit import exit_code
 from hydraloop.launch.termination import terminable
 from hydraloop.safety.allowlist import ALLOWLIST, IN_MAIN, in_script
@@ -119,7 +119,7 @@ def _choose(project: Path | None, train: TrainCommand) -> int:
 
         argv = arguments_of_process(argv)
     if torchrun.is_ours():
-        argv, job = secret_arguments.of_rank(argv)
+        argv, job = torchrun.own_arguments(argv)
     args = arguments.read(argv)
     environment.set_command([*environment.script(), *args.config_flags])
     found = None if job is not None or args.shell_completion else parser.find(args.overrides, asks=args.help)

@@ -15,7 +15,7 @@ import psutil
 from hydraloop.commands.status import show, sweep_in
 from hydraloop.files import lock
 from hydraloop.files.lock import Holder
-from hydraloop.launch.processes import kill_tree
+from hydraloop.launch.termination import kill_tree
 from hydraloop.sweeps.executors import slurm_queue
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 

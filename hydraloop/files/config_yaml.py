@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -96,15 +96,6 @@ def resolved(cfg: DictConfig) -> Any:
             key=error.full_key or None,
             remedy="Write a value. Interpolations of the job, ${hydra:…}, resolve only in runs of the command line.",
         ) from error
-
-
-def differing(values: Any, shown: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Yield the place in a config, and the value, of each entry that `shown` has with another value."""
-    if isinstance(shown, Mapping | list):
-        for name in shown if isinstance(shown, Mapping) else range(len(shown)):
-            yield from differing(values[name], shown[name], (*place, name))
-    elif values is not shown and values != shown:
-        yield place, values
 
 
 def masked_yaml(cfg: DictConfig, *, resolve: bool) -> str:

@@ -146,6 +146,33 @@ def _mask_entry(found: re.Match[str]) -> str:
     return found["key"] + MASK if _is_secret_as_typed(found["name"], found["value"].strip()) else found[0]
 
 
+_VARIABLE = "HYDRALOOP_PRIVATE"
+"""Environment variable with the secrets in the overrides of a process that this one starts."""
+
+
+def masked_lists(overrides: Mapping[str, list[str]]) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """Return lists of overrides with masked secrets, and the environment variable with the secrets, if there are any.
+
+    Others can read the arguments of a process, but not its environment.
+    """
+    shown = {name: mask_overrides(lines) for name, lines in overrides.items()}
+    secrets = [
+        (name, number, line)
+        for name, lines in overrides.items()
+        for number, line in enumerate(lines)
+        if shown[name][number] != line
+    ]
+    return shown, {_VARIABLE: json.dumps(secrets)} if secrets else {}
+
+
+def put_secrets_back(overrides: Any) -> bool:
+    """Give masked lists their secrets. The environment variable is removed. Return whether there was one."""
+    secrets = json.loads(os.environ.pop(_VARIABLE, "[]"))
+    for name, number, line in secrets:
+        overrides[name][number] = line
+    return bool(secrets)
+
+
 def mask_command(arguments: Sequence[str]) -> str:
     """Return a command line, quoted as a shell needs it, with each secret replaced by `***`.
 

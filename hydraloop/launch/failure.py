@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, Self
 
@@ -20,8 +21,15 @@ from hydraloop.files.secrets import mask_text
 from hydraloop.launch.exit import Preempted
 
 Kind = Literal["mistake", "error", "killed", "lost", "signal", "follows"]
-"""mistake: `UserError`. error: another exception. killed: ended without an exception. lost: another rank has ended and
-left no error. signal: ended by a signal. follows: another rank has failed first."""
+"""How a rank has failed:
+
+- mistake: a `UserError`.
+- error: another exception.
+- killed: the process has ended without an exception.
+- lost: another rank has ended and has reported no error.
+- signal: the rank got a signal.
+- follows: another rank has failed first.
+"""
 _ORDER: dict[Kind, int] = {"mistake": 0, "error": 0, "killed": 1, "lost": 2, "signal": 3, "follows": 4}
 """The failure with the lowest number is the cause. A lost connection often means that another rank was killed."""
 _SENT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -41,7 +49,8 @@ class RankError(Exception):
 
     def __init__(self, text: str, trace: str = "", *, was_killed: bool = False) -> None:
         super().__init__(text)
-        self.trace, self.was_killed = trace, was_killed
+        self.trace = trace
+        self.was_killed = was_killed
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,20 +82,22 @@ class Failure:
         Args:
             first: the rank that failed first and its error, if known.
         """
-        made = (time.time(), trained)
+        made = partial(cls, timestamp=time.time(), trained=trained)
+        is_first = first is None or first[0] == rank
         if isinstance(error, KeyboardInterrupt):
             number = error.number if isinstance(error, Terminated) else int(signal.SIGINT)
-            if first is None or first[0] == rank or number == signal.SIGINT:
-                return cls("signal", f"rank {rank} was ended by {signal.Signals(number).name}", *made, number=number)
-        if first is not None and first[0] != rank:
+            if is_first or number == signal.SIGINT:
+                name = signal.Signals(number).name
+                return made("signal", f"rank {rank} was ended by {name}", number=number)
+        if first is not None and not is_first:
             number = signal_of(first[1])
-            return cls("signal" if number else "follows", f"rank {first[0]}: {first[1]}", *made, number=number)
+            return made("signal" if number else "follows", f"rank {first[0]}: {first[1]}", number=number)
         if isinstance(error, UserError):
-            return cls("mistake", error.problem, *made, key=error.key, remedy=error.remedy)
-        if _is_of_lost(error):
-            return cls("lost", f"rank {rank} lost another rank, which left no error ({describe(error)})", *made)
+            return made("mistake", error.problem, key=error.key, remedy=error.remedy)
+        if _is_lost_connection(error):
+            return made("lost", f"rank {rank} lost another rank, which left no error ({describe(error)})")
         trace = "".join(traceback.format_exception(error))
-        return cls("error", f"rank {rank}: {describe(error)}", *made, trace=trace)
+        return made("error", f"rank {rank}: {describe(error)}", trace=trace)
 
     @classmethod
     def of_exit(cls, rank: int, exit_code: int, log: Path) -> Self:
@@ -98,19 +109,15 @@ class Failure:
         """
         if -exit_code in _SENT:  # before the rank could handle it
             return cls.of(interrupt(-exit_code), rank)
-        if exit_code < 0:
-            ended_by = signal.Signals(-exit_code)
-            return cls.killed(rank, log, crash=None if ended_by == signal.SIGKILL else ended_by.name)
-        reason = f"ended with exit code {exit_code} and left no error, see {os.path.relpath(log)}"
-        return cls("killed", f"rank {rank} {reason}", time.time())
-
-    @classmethod
-    def killed(cls, rank: int, log: Path, *, crash: str | None = None) -> Self:
-        """Make the failure of a rank that was killed by SIGKILL, or has crashed: `crash` is the signal or the error."""
-        reason = "was killed by SIGKILL (out of memory?)"
-        if crash is not None:
-            reason = f"crashed ({crash}), see {os.path.relpath(log)}"
-        return cls("killed", f"rank {rank} {reason}", time.time(), number=0 if crash else signal.SIGKILL)
+        number = 0
+        if -exit_code == signal.SIGKILL:
+            reason = "was killed by SIGKILL (out of memory?)"
+            number = signal.SIGKILL
+        elif exit_code < 0:
+            reason = f"crashed ({signal.Signals(-exit_code).name}), see {os.path.relpath(log)}"
+        else:
+            reason = f"ended with exit code {exit_code} and left no error, see {os.path.relpath(log)}"
+        return cls("killed", f"rank {rank} {reason}", time.time(), number=number)
 
     def error(self) -> BaseException:
         """Return the exception that the job raises."""
@@ -122,8 +129,8 @@ class Failure:
 
     def to_json(self) -> str:
         """Return one line of text, with secrets masked."""
-        shown = {name: mask_text(text) for name in ("message", "remedy", "trace") if (text := getattr(self, name))}
-        return json.dumps({**asdict(self), **shown})
+        texts = {name: mask_text(text) for name in ("message", "remedy", "trace") if (text := getattr(self, name))}
+        return json.dumps({**asdict(self), **texts})
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
@@ -174,14 +181,14 @@ class RunEnd:
         return cls(error=failure.error(), trained=failure.trained)
 
 
-def _is_of_lost(error: BaseException | None) -> bool:
+def _is_lost_connection(error: BaseException | None) -> bool:
     """Whether the error, or one that led to it, was raised because another rank has ended."""
     seen: set[int] = set()  # an error may be its own cause: raise error from error
     while error is not None and id(error) not in seen:
         seen.add(id(error))
-        of_torch = type(error).__module__.startswith("torch.distributed") or type(error).__name__.startswith("Dist")
+        from_torch = type(error).__module__.startswith("torch.distributed") or type(error).__name__.startswith("Dist")
         lost_message = isinstance(error, RuntimeError) and _LOST.search(str(error)) is not None
-        if isinstance(error, PeerError) or of_torch or lost_message:
+        if isinstance(error, PeerError) or from_torch or lost_message:
             return True
         error = error.__cause__ or error.__context__
     return False

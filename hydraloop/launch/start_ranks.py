@@ -26,11 +26,11 @@ from hydra.core.utils import env_override
 from hydraloop.errors import interrupt
 from hydraloop.files import atomic
 from hydraloop.files.result import FILENAME
+from hydraloop.files.secrets import masked_lists
 from hydraloop.importing import uncollected
 from hydraloop.launch import slurm_nodes, torchrun
 from hydraloop.launch.failure import Failure, RunEnd, cause
 from hydraloop.launch.plan import RunPlan
-from hydraloop.launch.secret_arguments import masked_lists
 from hydraloop.launch.train_in_process import log_of_rank
 
 _OF_LAUNCHER = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -99,14 +99,14 @@ def launch(
     processes = int(options.nproc_per_node)
     rendezvous = slurm_nodes.rendezvous(int(options.nnodes)) if options.nnodes > 1 else {}
     exchange = slurm_nodes.FailureExchange(rendezvous) if rendezvous else None
-    masked, secret_arguments = masked_lists({"arguments": [*arguments]})
+    masked, secret_variables = masked_lists({"arguments": [*arguments]})
     # Only the user can read the folder and the files in it. A rank removes it if this process is killed.
     with tempfile.TemporaryDirectory(prefix="hydraloop-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         environment = {
             "OMP_NUM_THREADS": _threads(processes),
             **variables,
-            **secret_arguments.variables(),
+            **secret_variables,
             torchrun.NODE: name,
             torchrun.OWNER: str(os.getpid()),
         }

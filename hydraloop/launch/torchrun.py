@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import threading
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import cache
 from typing import Any
 
+from hydraloop.files.secrets import put_secrets_back
 from hydraloop.importing import uncollected
 from hydraloop.launch.termination import watch_parent
 
@@ -17,6 +20,8 @@ NODE = "HYDRALOOP_NODE"
 """Variable of ranks that hydraloop has started: the folder of the process that has started them, see `start_ranks`."""
 OWNER = "HYDRALOOP_LAUNCHER"
 """Variable of such ranks: the ID of that process, which may have ended before this one could ask for it."""
+RANK_JOB = "HYDRALOOP_RANK_JOB"
+"""Variable with what a rank of a sweep's job has to know of the job, as JSON."""
 LAUNCHER = int(os.environ.get(OWNER, os.getppid()))
 """The ID of the process that has started this one, which may have ended since."""
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -37,6 +42,13 @@ def is_launched() -> bool:
 def is_ours() -> bool:
     """Whether hydraloop has started this process as a rank. Then the process that has started it reports errors."""
     return NODE in os.environ
+
+
+def own_arguments(arguments: Sequence[str]) -> tuple[list[str], Any]:
+    """Return the arguments of this rank, which hydraloop has started, and its `RANK_JOB`; None for a single run."""
+    content = {"arguments": list(arguments)}
+    put_secrets_back(content)
+    return content["arguments"], json.loads(os.environ.pop(RANK_JOB, "null"))
 
 
 def remove_folder() -> None:

@@ -32,7 +32,7 @@ from hydraloop.files.result import ResultFile
 from hydraloop.files.secrets import remember_overrides
 from hydraloop.files.terminal import print_to
 from hydraloop.launch import checks as launch_checks
-from hydraloop.launch import secret_arguments, slurm, torchrun
+from hydraloop.launch import slurm, torchrun
 from hydraloop.launch.exit import REQUEUE, exit_code
 from hydraloop.launch.plan import plan_job
 from hydraloop.launch.start import RunStarter
@@ -148,7 +148,7 @@ class SweepJob(Worker):
         overrides: Any = OmegaConf.to_container(cfg.hydra.overrides, resolve=False)  # the ranks resolve interpolations
         lines = [*overrides["hydra"], *overrides["task"]]
         command = environment.command()[1:]
-        self._starter.start_ranks(cfg, command, lines, variables={secret_arguments.RANK_JOB: json.dumps(job)})
+        self._starter.start_ranks(cfg, command, lines, variables={torchrun.RANK_JOB: json.dumps(job)})
 
     def _config(self, request: Request) -> DictConfig:
         if self._grid is None:

@@ -170,10 +170,6 @@ def test_a_run_that_was_killed_has_its_best_weights_too(run: Path, tmp_path: Pat
         ({"overrides": ["task.mdel=3"]}, "Did you mean task.model?"),
         ({"overrides": ["engine.threads=many"]}, "engine.threads: Value 'many'"),
         ({"overrides": ["data.loader.batch_size=abc"]}, "to Integer\n  Try data.loader.batch_size=64."),
-        (
-            {"overrides": ["+hooks.mine._target_=my_project.Gone"]},
-            " To evaluate without this hook: hooks.mine=null.",
-        ),
         ({"overrides": ["~hooks"]}, "hooks: an option of a group cannot be selected"),
         ({"overrides": ["task.model.width=abc"]}, "task.model: SmallCNN refuses its options"),
         ({"overrides": "engine.max_epoch=3"}, "engine.max_epoch: there is no such key"),

@@ -19,7 +19,7 @@ import pytest
 from hydraloop.commands.command_line import view as main
 from hydraloop.files.lock import RunLock
 from hydraloop.files.result import Result
-from hydraloop.launch.processes import is_alive, started
+from hydraloop.launch.termination import is_alive, started
 from hydraloop.sweeps import job_states
 from hydraloop.sweeps.executors.slurm_queue import current_states
 from hydraloop.sweeps.job_states import JobState

@@ -7,13 +7,13 @@ import sys
 
 import psutil
 
-from hydraloop.launch.processes import started
+from hydraloop.launch.termination import started
 
 
 def test_a_process_that_kills_itself_kills_what_it_has_started() -> None:
     program = """
 import os, subprocess
-from hydraloop.launch.processes import kill_tree
+from hydraloop.launch.termination import kill_tree
 print(subprocess.Popen(["sleep", "60"], start_new_session=True, stdout=subprocess.DEVNULL).pid, flush=True)
 kill_tree(os.getpid())
 """

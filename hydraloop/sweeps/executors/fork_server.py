@@ -32,8 +32,7 @@ from typing import Any, NoReturn
 
 from hydraloop.importing import uncollected
 from hydraloop.launch.exit import exit_now
-from hydraloop.launch.processes import started
-from hydraloop.launch.termination import end_with
+from hydraloop.launch.termination import end_with, started
 from hydraloop.sweeps.executors.executor import Request, Worker
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

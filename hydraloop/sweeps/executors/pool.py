@@ -15,7 +15,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from hydraloop.errors import UserError
-from hydraloop.launch.processes import is_alive, send, started
+from hydraloop.launch.termination import is_alive, send, started
 from hydraloop.sweeps.executors import fork_server
 from hydraloop.sweeps.executors.executor import Cause, Ended, Executor, Request, Worker
 

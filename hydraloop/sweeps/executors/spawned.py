@@ -19,7 +19,7 @@ from typing import Any
 
 from hydraloop.errors import UserError
 from hydraloop.files import atomic, environment
-from hydraloop.launch.secret_arguments import Private, masked_lists
+from hydraloop.files.secrets import masked_lists, put_secrets_back
 from hydraloop.launch.termination import end_with
 from hydraloop.sweeps.executors.executor import Request
 from hydraloop.sweeps.job_states import LOG, REQUEST
@@ -77,9 +77,9 @@ def write_masked(path: Path, content: Mapping[str, Any], **overrides: list[str])
     Raises:
         OSError: the file cannot be written.
     """
-    shown, private = masked_lists(overrides)
-    atomic.write_text(path, json.dumps({**content, **shown, "has_secrets": bool(private.secrets)}), flush=False)
-    return private.variables()
+    shown, secrets = masked_lists(overrides)
+    atomic.write_text(path, json.dumps({**content, **shown, "has_secrets": bool(secrets)}), flush=False)
+    return secrets
 
 
 def read_masked(path: Path) -> dict[str, Any]:
@@ -89,15 +89,14 @@ def read_masked(path: Path) -> dict[str, Any]:
         OSError: the file cannot be read.
         UserError: the secrets are missing.
     """
-    private = Private.received()
     content: dict[str, Any] = json.loads(path.read_bytes())
-    if content.pop("has_secrets") and not private.secrets:
+    is_complete = put_secrets_back(content)
+    if content.pop("has_secrets") and not is_complete:
         raise UserError(
             "the overrides have a secret, which the environment of this job does not have",
             key="sweep.submitit",
             remedy="Let sbatch export the environment. Or set a variable on each machine: '++key=${oc.env:VARIABLE}'",
         )
-    private.put_back(content)
     return content
 
 

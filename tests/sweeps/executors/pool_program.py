@@ -22,7 +22,7 @@ from pathlib import Path
 import psutil
 
 from hydraloop.errors import UserError
-from hydraloop.launch.processes import is_alive, started
+from hydraloop.launch.termination import is_alive, started
 from hydraloop.sweeps.executors.executor import Cause, Ended, Request
 from hydraloop.sweeps.executors.pool import PoolExecutor
 
