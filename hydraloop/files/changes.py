@@ -53,27 +53,19 @@ def resumed(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         old: `meta` of the checkpoint. That of an engine without a config has no `config`.
         new: the same entries of this run: `config`, `versions`, `git`.
     """
-    changes = differences(config_of(old), config_of(new)) if "config" in old and "config" in new else ()
-    lines = [f"{change}{_without_effect(change.key)}" for change in changes if _is_reported(change.key)]
-    lines += [*code(old.get("git") or {}, new.get("git") or {}), *packages(old, new)]
+    lines = []
+    if "config" in old and "config" in new:
+        changes = differences(config_of(old), config_of(new))
+        lines += [f"{change}{_without_effect(change.key)}" for change in changes if _is_reported(change.key)]
+    if old.get("git") and new.get("git"):
+        lines += _code(old["git"], new["git"])
+    if old.get("versions") and new.get("versions"):
+        lines += map(str, differences(old["versions"], new["versions"]))
     return list(map(printable, lines))  # the checkpoint may come from anywhere
 
 
-def packages(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Return a line for each package with another version: `torch: 2.12.0 -> 2.13.0`."""
-    before, after = old.get("versions"), new.get("versions")
-    return [str(change) for change in differences(before, after)] if before and after else []
-
-
-def code(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Return a line if the commits or the uncommitted changes differ.
-
-    Args:
-        old: the entry `git` of `result.json` or of a checkpoint's `meta`. Empty: not known.
-        new: the same.
-    """
-    if not old or not new:
-        return []
+def _code(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Return a line if the commits or the uncommitted changes differ, by the entries `git`."""
     before, after = str(old["commit"])[:10], str(new["commit"])[:10]
     if before != after:
         return [f"code: commit {before} -> {after}; see `git diff {before} {after}`"]

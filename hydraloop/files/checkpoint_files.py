@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 import shutil
-from collections.abc import Iterable
 from functools import cache
 from glob import escape
 from pathlib import Path
@@ -77,12 +76,7 @@ def newest_intact(*folders: Path) -> Path | None:
 
     Of several folders, the one with the newest `last_checkpoint` (or checkpoint, without that file) is used first.
     """
-    return first_intact(candidates(*folders))
-
-
-def first_intact(paths: Iterable[Path]) -> Path | None:
-    """Return the first undamaged checkpoint; None without one. Damaged ones get a warning."""
-    for path in paths:
+    for path in candidates(*folders):
         what = damage(path)
         if what is None:
             return path
@@ -122,16 +116,17 @@ def _in_order(folder: Path) -> list[tuple[int, int, Path]]:
         return files
     if path.parent != folder or path.suffix != SUFFIX:
         return files
-    named = next((one for one in files if one[-1] == path), (at, _number(path), path))  # or it is missing
+    kind, number = _count(path)
+    named = next((one for one in files if one[-1] == path), (at, number, path))  # or it is missing
     # Files with higher numbers may belong to an earlier part of the run, from before `resume=…/epoch_2.pth`.
-    later = [one for one in files if _kind(one[-1]) == _kind(named[-1]) and one[1] > named[1]]
+    later = [one for one in files if _count(one[-1])[0] == kind and one[1] > number]
     before = [one for one in files if one not in (named, *later)]
     return [(at, *named[1:]), *before, *later]
 
 
 def _by_age(folder: Path) -> list[tuple[int, int, Path]]:
     paths = [path for path in folder.glob(f"*{SUFFIX}") if not path.stem.endswith(PUBLISHED) and path.is_file()]
-    return sorted(((path.stat().st_mtime_ns, _number(path), path) for path in paths), reverse=True)
+    return sorted(((path.stat().st_mtime_ns, _count(path)[1], path) for path in paths), reverse=True)
 
 
 @cache
@@ -140,13 +135,7 @@ def _warn(path: Path, what: str) -> None:
     log.warning("%s is %s: the checkpoint before it is used", path, what)
 
 
-def _kind(path: Path) -> str:
-    """Return `epoch` or `iter`, which the number in a file's name counts; empty if it has none."""
+def _count(path: Path) -> tuple[str, int]:
+    """Return what the number in a file's name counts, `epoch` or `iter`, and the number; `("", 0)` if it has none."""
     found = _NUMBER.search(path.stem)
-    return "" if found is None else found[1]
-
-
-def _number(path: Path) -> int:
-    """Return the epoch or iteration in a file's name; 0 if it has none."""
-    found = _NUMBER.search(path.stem)
-    return 0 if found is None else int(found[2])
+    return ("", 0) if found is None else (found[1], int(found[2]))

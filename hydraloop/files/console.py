@@ -9,7 +9,6 @@ import sys
 import sysconfig
 import threading
 import traceback
-from itertools import groupby
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO, cast
@@ -39,12 +38,8 @@ def of_user(text: str) -> str:
 def _shortened(block: re.Match[str]) -> str:
     starts = [found.start() for found in _PATH.finditer(block[0])]
     frames = [block[0][start:end] for start, end in zip(starts, [*starts[1:], None], strict=True)]
-    shown = [*(_is_of_user(path) for path in _PATH.findall(block[0])[:-1]), True]
-    parts: list[str] = []
-    for is_shown, group in groupby(zip(shown, frames, strict=True), key=lambda pair: pair[0]):
-        found = [frame for _, frame in group]
-        parts += found if is_shown else [f"  … {len(found)} frames of hydraloop and packages\n"]
-    return "".join(parts)
+    shown = [frame for frame in frames[:-1] if _is_of_user(frame.split('"')[1])] + frames[-1:]
+    return f"  … without {len(frames) - len(shown)} frames of hydraloop and packages\n{''.join(shown)}"
 
 
 def _is_of_user(path: str) -> bool:

@@ -141,7 +141,7 @@ def test_finished_objects_for_all_parts_train_and_resume_to_the_same_bits(tmp_pa
     assert engine.run.optimizers["bias"].param_groups[0]["lr"] == 0.1, "without a schedule"
     assert engine.run.optimizers["weight"].param_groups[0]["lr"] < 0.01
     cfg.resume = str(file)
-    with pytest.raises(UserError, match=r"^optimizer, data\.val, hooks\.ema: the run got them as objects") as caught:
+    with pytest.raises(UserError, match=r"^optimizer, data\.val, hooks\.ema: the run got an object") as caught:
         hydraloop.build(cfg, task=tiny_task(), loaders={"train": batches(4), "test": None})
     assert f"hydraloop.build(hydraloop.compose([…, 'resume={file}']), optimizer=…, " in str(caught.value)
     assert "loaders=…, hooks=…)." in str(caught.value)
