@@ -28,7 +28,8 @@ _PREFIX = "resume_"
 
 def folders(run_dir: Path) -> list[Path]:
     """Return the folders of all attempts to resume a run, the newest last."""
-    return sorted(filter(is_attempt, (run_dir / RECORDS).glob(f"{_PREFIX}*")), key=_number)
+    attempts = [folder for folder in (run_dir / RECORDS).glob(f"{_PREFIX}*") if _number(folder)]
+    return sorted(attempts, key=_number)
 
 
 def newest(run_dir: Path) -> Path | None:
@@ -52,13 +53,10 @@ def typed_overrides(run_dir: Path) -> list[str]:
     return mask_overrides([line for line in found if isinstance(line, str)] if isinstance(found, list) else [])
 
 
-def is_attempt(records: Path) -> bool:
-    """Return whether a folder is one of an attempt."""
-    return records.parent.name == RECORDS and records.name.removeprefix(_PREFIX).isdigit()
-
-
 def _number(folder: Path) -> int:
-    return int(folder.name.removeprefix(_PREFIX))
+    """Return the number of an attempt; 0 for another folder."""
+    digits = folder.name.removeprefix(_PREFIX)
+    return int(digits) if digits.isdecimal() else 0
 
 
 OUTPUTS = Path("outputs")

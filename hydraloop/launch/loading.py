@@ -23,10 +23,10 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.seeding import rng_state, set_rng_state
-from hydraloop.errors import UserError, missing_path
+from hydraloop.errors import UserError
 from hydraloop.files.checkpoint_files import PUBLISHED, SUFFIX, newest_intact
 from hydraloop.files.result import Result
-from hydraloop.files.run_directory import checkpoint_folders, holds_run
+from hydraloop.files.run_directory import check_holds_run, checkpoint_folders
 from hydraloop.launch.build import assemble
 from hydraloop.launch.parts import Parts
 from hydraloop.safety.allowlist import ALLOWLIST
@@ -41,9 +41,9 @@ class Found(NamedTuple):
 
     run_dir: Path
     file: Path
-    """The checkpoint."""
+    """Of the checkpoint."""
     saved: dict[str, Any]
-    """Its contents."""
+    """The contents of the checkpoint."""
     cfg: DictConfig
 
 
@@ -54,12 +54,7 @@ def find(run_dir: Path, checkpoint: str | Path, overrides: Sequence[str]) -> Fou
         UserError: there is no run or no checkpoint, or an override does not fit.
     """
     ALLOWLIST.distrust(run_dir)
-    if not holds_run(run_dir):
-        raise UserError(
-            f"{run_dir} is not a run directory",
-            key="run",
-            remedy=missing_path(run_dir, "Name one, outputs/<date>/<run>. A file in it is chosen by checkpoint=FILE."),
-        )
+    check_holds_run(run_dir)
     file = checkpoint_of(run_dir, checkpoint)
     saved = load_file(file, key="checkpoint", mmap=True, only=EVALUATED)
     changes = {"resume": None, "load_from": None, "init.checkpoint": None}

@@ -12,16 +12,15 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.errors import PeerError, UserError
 from hydraloop.files.checkpoint_to_resume import FindResumePoint, ResumePoint, newest_checkpoint
-from hydraloop.files.config_yaml import resolved
+from hydraloop.files.config_yaml import flattened, resolved
 from hydraloop.files.secrets import masked
 from hydraloop.launch import start_ranks, torchrun
 from hydraloop.launch.exit import Preempted, exit_before_unloading, exit_now
@@ -218,18 +217,8 @@ class Peers:
 
 def _digests(cfg: DictConfig) -> dict[str, str]:
     """Return a digest of each resolved value, by its key. Secrets are masked."""
-    values = masked(resolved(cfg))
-    return {key: hashlib.sha256(repr(value).encode()).hexdigest()[:16] for key, value in _leaves(values)}
-
-
-def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    items: list[tuple[Any, Any]] = []
-    if isinstance(value, dict | list):
-        items = list(value.items() if isinstance(value, dict) else enumerate(value))
-    for name, inner in items:
-        yield from _leaves(inner, f"{key}.{name}" if key else str(name))
-    if not items:
-        yield key, value
+    values = flattened(masked(resolved(cfg)))
+    return {key: hashlib.sha256(repr(value).encode()).hexdigest()[:16] for key, value in values.items()}
 
 
 def _agreement(rank: int) -> str:
