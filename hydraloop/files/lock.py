@@ -44,8 +44,8 @@ class Holder:
     pid: int = 0
     since: str = ""
     """Local time of the acquisition."""
-    is_told: bool = False
-    """Whether `stop` has told the process to end."""
+    stop_requested: bool = False
+    """Whether `stop` has sent the process a signal."""
 
     @property
     def is_here(self) -> bool:
@@ -116,10 +116,10 @@ def holder(folder: Path) -> Holder | None:
 
 
 def note_stop(folder: Path) -> bool:
-    """Note beside a lock that its holder is told to end. Returns whether it was before."""
-    found = _hint(folder)
-    _write(folder, replace(found, is_told=True))
-    return found.is_told
+    """Note beside a lock that `stop` has sent its holder a signal. Return whether that was noted before."""
+    holder = _hint(folder)
+    _write(folder, replace(holder, stop_requested=True))
+    return holder.stop_requested
 
 
 def _is_held(path: Path) -> bool:

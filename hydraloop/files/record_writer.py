@@ -144,26 +144,28 @@ def cut_after(path: Path, *, iteration: int, last_validation: int, written: int 
         written: number of records that the run had written at the checkpoint; None if it is not known.
     """
     cut_torn_line(path)
-    left, readable, count = None, 0, 0
+    first_removed = None
+    readable = 0
+    total = 0
     for record in read_all(path):
-        count += 1
-        if left is None and is_after(
-            record.mode, record.iteration, iteration=iteration, last_validation=last_validation
-        ):
-            left = record.index
-        readable += left is None and not record.is_damaged
+        total += 1
+        is_later = is_after(record.mode, record.iteration, iteration=iteration, last_validation=last_validation)
+        if first_removed is None and is_later:
+            first_removed = record.index
+        readable += first_removed is None and not record.is_damaged
     if written is not None and readable < written:
         text = "%s lacks %d of the %d records up to iteration %d: lines are missing or damaged"
         log.warning(text, path.name, written - readable, written, iteration)
-    if left is None:
+    if first_removed is None:
         return
-    kept = Reader(path, Position()).find(left)
-    with _list_of(path).open("a", encoding="ascii") as listed:  # first, for a sender after a kill
-        listed.write(f"{left}\n")
+    end = Reader(path, Position()).find(first_removed).offset
+    # The cut is listed before it is made: a sender that starts after a kill in between must know of it.
+    with _list_of(path).open("a", encoding="ascii") as listed:
+        listed.write(f"{first_removed}\n")
     with path.open("rb+") as opened:
-        opened.truncate(kept.offset)
-    removed = f"{count - left} record{'s' if count - left > 1 else ''}"
-    log.info("%s after iteration %d removed from %s", removed, max(iteration, 0), path.name)
+        opened.truncate(end)
+    count = total - first_removed
+    log.info("%d record%s after iteration %d removed from %s", count, "s" * (count > 1), max(iteration, 0), path.name)
 
 
 def cuts(path: Path) -> list[int]:
