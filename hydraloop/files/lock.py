@@ -49,7 +49,7 @@ class Holder:
 
     @property
     def is_here(self) -> bool:
-        """Whether the process is on this machine."""
+        """Return whether the process is on this machine."""
         return self.host == socket.gethostname()
 
 

@@ -158,7 +158,7 @@ class ResultFile:
 
     @property
     def is_complete(self) -> bool:
-        """Whether this attempt has written how the run has ended, and not an error."""
+        """Return whether this attempt has written how the run has ended, and not an error."""
         written = self._written()
         return written is not None and written.error is None
 

@@ -27,12 +27,12 @@ def check_options(cfg: DictConfig) -> None:
 
 
 def several(cfg: Any) -> bool:
-    """Whether several processes train, started by hydraloop or by torchrun."""
+    """Return whether several processes train, started by hydraloop or by torchrun."""
     return torchrun.is_several() or starts_ranks(cfg)
 
 
 def starts_ranks(cfg: Any) -> bool:
-    """Whether this process starts the ranks that train."""
+    """Return whether this process starts the ranks that train."""
     return not torchrun.is_several() and cfg.distributed.nproc_per_node * cfg.distributed.nnodes > 1
 
 

@@ -182,7 +182,7 @@ class RunEnd:
 
 
 def _is_lost_connection(error: BaseException | None) -> bool:
-    """Whether the error, or one that led to it, was raised because another rank has ended."""
+    """Return whether the error, or one that led to it, was raised because another rank has ended."""
     seen: set[int] = set()  # an error may be its own cause: raise error from error
     while error is not None and id(error) not in seen:
         seen.add(id(error))

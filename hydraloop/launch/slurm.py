@@ -45,7 +45,7 @@ class Job:
 
     @property
     def has_ended(self) -> bool:
-        """Whether Slurm does not start it again."""
+        """Return whether Slurm does not start it again."""
         return self.state in _ENDS
 
 

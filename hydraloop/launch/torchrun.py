@@ -30,17 +30,17 @@ _WAIT = timedelta(minutes=30)
 
 
 def is_several() -> bool:
-    """Whether this process is one of several ranks."""
+    """Return whether this process is one of several ranks."""
     return all(name in os.environ for name in _NEEDED) and int(os.environ["WORLD_SIZE"]) > 1
 
 
 def is_launched() -> bool:
-    """Whether a launcher has started this process, even if it is the only one."""
+    """Return whether a launcher has started this process, even if it is the only one."""
     return is_several() or "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def is_ours() -> bool:
-    """Whether hydraloop has started this process as a rank. Then the process that has started it reports errors."""
+    """Return whether hydraloop has started this process as a rank. Then the process that has started it reports errors."""
     return NODE in os.environ
 
 
@@ -77,7 +77,7 @@ def end_with_launcher() -> None:
 
 
 def reports() -> bool:
-    """Whether this process prints errors and writes them into `result.json`."""
+    """Return whether this process prints errors and writes them into `result.json`."""
     return rank() == 0 and not is_ours()
 
 
@@ -102,7 +102,7 @@ def attempt() -> int:
 
 
 def keeps_store() -> bool:
-    """Whether torch's launcher keeps the store, also over restarts. Otherwise, rank 0 does."""
+    """Return whether torch's launcher keeps the store, also over restarts. Otherwise, rank 0 does."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
