@@ -15,7 +15,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.loaders import Loader, sets_of
 from hydraloop.errors import UserError, suggestion
 from hydraloop.files.config_yaml import plain
-from hydraloop.launch.loading import find, load_found
+from hydraloop.launch.loading import find_run, load_run
 
 _SPLITS = ("test", "val")
 
@@ -32,7 +32,7 @@ class FinishedRunCommand(ABC):
         if self.split not in _SPLITS:
             remedy = suggestion(self.split, _SPLITS)
             raise UserError(f"there is no split {self.split!r} to evaluate", key="split", remedy=remedy)
-        self.found = find(typed.run, typed.own.get("checkpoint", "best"), typed.overrides)
+        self.found = find_run(typed.run, typed.own.get("checkpoint", "best"), typed.overrides)
         self.cfg, meta = self.found.cfg, self.found.saved.get("meta") or {}
         self.trained_by: int | None = meta.get("ranks")
         """How many ranks have trained; None if no checkpoint says so."""
@@ -52,7 +52,7 @@ class FinishedRunCommand(ABC):
 
     def engine(self, ranks: Distributed, *splits: str) -> Engine:
         """Return the engine of the run, with its weights and the data of some splits."""
-        return load_found(self.found, splits, distributed=ranks)
+        return load_run(self.found, splits, distributed=ranks)
 
     def data(self, engine: Engine) -> dict[str, Loader]:
         """Return the data sets of the split.

@@ -36,7 +36,7 @@ from hydraloop.schemas.selected_hooks import HOOK_GROUPS
 log = logging.getLogger(__name__)
 
 
-class Found(NamedTuple):
+class FinishedRun(NamedTuple):
     """A finished run."""
 
     run_dir: Path
@@ -47,7 +47,7 @@ class Found(NamedTuple):
     cfg: DictConfig
 
 
-def find(run_dir: Path, checkpoint: str | Path, overrides: Sequence[str]) -> Found:
+def find_run(run_dir: Path, checkpoint: str | Path, overrides: Sequence[str]) -> FinishedRun:
     """Return the config and the checkpoint of a run. Nothing of it is instantiated.
 
     Raises:
@@ -63,11 +63,11 @@ def find(run_dir: Path, checkpoint: str | Path, overrides: Sequence[str]) -> Fou
         cfg = saved_config.composed(run_dir, lines, composer, lambda: saved.get("meta") or {}, changes)
     with open_dict(cfg):
         del cfg["hydra"]
-    return Found(run_dir, file, saved, cfg)
+    return FinishedRun(run_dir, file, saved, cfg)
 
 
-def load_found(
-    found: Found,
+def load_run(
+    found: FinishedRun,
     splits: Sequence[str],
     task: nn.Module | None = None,
     loaders: Loaders | Mapping[str, Any] | None = None,

@@ -184,11 +184,11 @@ def load(
         UserError: there is no run or no checkpoint, the weights do not fit, or an option cannot be built.
     """
     folder = Path(folder or _folder_of(sys._getframe(1).f_code.co_filename))
-    from hydraloop.launch.loading import find, load_found
+    from hydraloop.launch.loading import find_run, load_run
 
     with ALLOWLIST.trusting(folder, _listed(trusted), from_python("load")):
-        found = find(Path(run_dir), checkpoint, _listed(overrides))
-        return load_found(found, _listed(splits), task, loaders, hooks, distributed)
+        found = find_run(Path(run_dir), checkpoint, _listed(overrides))
+        return load_run(found, _listed(splits), task, loaders, hooks, distributed)
 
 
 def records(run: str | Path) -> list[dict[str, Any]]:

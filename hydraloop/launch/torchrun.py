@@ -40,7 +40,7 @@ def is_launched() -> bool:
 
 
 def is_ours() -> bool:
-    """Return whether hydraloop has started this process as a rank. Then the process that has started it reports errors."""
+    """Return whether hydraloop has started this process as a rank. Then its launcher reports errors."""
     return NODE in os.environ
 
 
