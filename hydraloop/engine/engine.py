@@ -1,4 +1,14 @@
-"""Engine: a whole run on one screen. Each part of a run is an attribute, and owns its state."""
+"""Engine: a whole run on one screen. Each part of a run is an attribute, and owns its state. A run::
+
+before_run
+load, after_load_checkpoint, at_position, before_train
+for each epoch: before_train_epoch
+    for each window (one optimizer step), for each of its batches:
+        before_train_iter, forward, backward, after_backward
+        (with the last batch: before_optimizer_step, optimizer step), after_train_iter
+    after_train_epoch; between windows and epochs: checkpoints, validation, a stop
+after_train, test, result.json, after_run
+"""
 
 from __future__ import annotations
 
@@ -15,7 +25,7 @@ from hydraloop.engine.batches import Batches
 from hydraloop.engine.call_table import CallTable, Slot, check_needed, in_place
 from hydraloop.engine.checkpoints import Checkpoints
 from hydraloop.engine.distributed.comm import Distributed
-from hydraloop.engine.evaluator import Evaluator, begin_training, check_evaluable
+from hydraloop.engine.evaluator import Evaluator, check_evaluable
 from hydraloop.engine.hook import Hook, OnError
 from hydraloop.engine.loaders import Loader, Loaders, epoch_setters
 from hydraloop.engine.loss_check import LossCheck
@@ -30,6 +40,7 @@ from hydraloop.engine.run import Run, Settings, check_task
 from hydraloop.engine.seeding import mix_seed, seed_everything
 from hydraloop.engine.signals import preemptible
 from hydraloop.engine.task_steps import make_stepper
+from hydraloop.engine.train_mode import begin_training
 from hydraloop.files.lock import RunLock
 from hydraloop.files.result import Best, Result
 
@@ -44,36 +55,9 @@ def _of(path: str) -> Any:
 
 
 class Engine:
-    """Trains, validates and tests a task, and calls hooks at every mount point. A run::
+    """Trains, validates and tests a task, and calls hooks at every mount point.
 
-        before_run
-        load, after_load_checkpoint, at_position, before_train
-        for each epoch: before_train_epoch
-            for each window (one optimizer step), for each of its batches:
-                before_train_iter, forward, backward, after_backward
-                (with the last batch: before_optimizer_step, optimizer step), after_train_iter
-            after_train_epoch; between windows and epochs: checkpoints, validation, a stop
-        after_train, test, result.json, after_run
-
-    Args:
-        task: an `nn.Module` whose forward takes a batch and returns a dict with a scalar `loss`; it is moved to the
-            device. Each of its modules keeps its mode (train or eval) in training.
-        loaders: of batches; the engine moves them to the device.
-        optimizer: over the task's parameters; None if nothing is trained.
-        schedules: by name; stepped by the `param_scheduler` hook, saved by the engine.
-        hooks: by name, in the order of registration. To train with schedules, `param_scheduler` must be one of them;
-            with a train loader that has `set_epoch`, `sampler_seed`, which is None to leave it out.
-        slots: the hooks' places (`call_table.Slot`); by default from the classes, all given ones custom.
-        on_error: by name; by default from the classes.
-        lock: of the run directory, to be held while `train` runs; None: the caller holds it, or needs none.
-        settings: the options; None: the defaults.
-        run_dir: for this run's files; `train` creates it.
-        seed: of the run. `train` seeds the global generators by it; the caller seeds them for the initial weights.
-        distributed: the ranks; None: a single process.
-        precision: None: fp32.
-
-    Raises:
-        UserError: the task is not a task, a hook is not a hook, or this machine does not have the device.
+    The constructor builds the parts. `train` does a whole run. `validate`, `test` and `predict` work without training.
     """
 
     def __init__(
@@ -93,29 +77,65 @@ class Engine:
         distributed: Distributed | None = None,
         precision: Precision | None = None,
     ) -> None:
+        """Build the parts of a run.
+
+        Args:
+            task: an `nn.Module` whose forward takes a batch and returns a dict with a scalar `loss`; it is moved to the
+                device. Each of its modules keeps its mode (train or eval) in training.
+            loaders: of batches; the engine moves them to the device.
+            optimizer: over the task's parameters; None if nothing is trained.
+            schedules: by name; stepped by the `param_scheduler` hook, saved by the engine.
+            hooks: by name, in the order of registration. To train with schedules, `param_scheduler` must be one of
+                them; with a train loader that has `set_epoch`, `sampler_seed`, which is None to leave it out.
+            slots: the hooks' places (`call_table.Slot`); by default from the classes, all given ones custom.
+            on_error: by name; by default from the classes.
+            lock: of the run directory, to be held while `train` runs; None: the caller holds it, or needs none.
+            settings: the options; None: the defaults.
+            run_dir: for this run's files; `train` creates it.
+            seed: of the run. `train` seeds the global generators by it; the caller seeds them for the initial weights.
+            distributed: the ranks; None: a single process.
+            precision: None: fp32.
+
+        Raises:
+            UserError: the task is not a task, a hook is not a hook, or this machine does not have the device.
+        """
         if optimizer is not None and loaders.train is not None:
             check_needed(hooks or {}, scheduled=bool(schedules), has_epochs=bool(epoch_setters(loaders.train)))
-        found, places = in_place(hooks or {}, slots)
+        attached, slots = in_place(hooks or {}, slots)
         check_task(task)
-        settings, ranks = settings or Settings(), distributed or Distributed()
+        settings = settings or Settings()
+        ranks = distributed or Distributed()
         device = ranks.device(settings.device)
-        task = task if ranks.sharded else task.to(device)  # a sharded model is on its device, or waits in host memory
-        self.progress, self.messages = Progress(), Messages()
-        self.calls = CallTable(self, found, places, on_error, rank=ranks.rank)
+        if not ranks.sharded:  # a sharded model is on its device already, or waits in host memory
+            task = task.to(device)
+
+        self.progress = Progress()
+        self.messages = Messages()
+        self.calls = CallTable(self, attached, slots, on_error, rank=ranks.rank)
         self.run = run = Run(
-            task=task, trained_by=optimizer, schedules=schedules or {}, hooks=found, settings=settings, run_dir=run_dir,
-            seed=seed, device=device, ranks=ranks, precision=precision or Precision(), progress=self.progress,
-            messages=self.messages, calls=self.calls,
-        )  # fmt: skip
-        self.batches = batches = Batches(loaders, run)
-        self.progress.set_length(settings, batches.epoch_length)
+            task=task,
+            trained_by=optimizer,
+            schedules=schedules or {},
+            hooks=attached,
+            settings=settings,
+            run_dir=run_dir,
+            seed=seed,
+            device=device,
+            ranks=ranks,
+            precision=precision or Precision(),
+            progress=self.progress,
+            messages=self.messages,
+            calls=self.calls,
+        )
+        self.batches = Batches(loaders, run)
+        self.progress.set_length(settings, self.batches.epoch_length)
         self.loss_check = LossCheck(run)
         self.records = Records(run_dir, ranks, self.progress, self.calls)
         self.requests = Requests(settings, ranks, self.calls, self.progress, lambda: self.checkpoints)
-        self.evaluator = Evaluator(run, batches, self.requests, self.records)
-        self.checkpoints = Checkpoints(run, batches, self.evaluator, self.loss_check, self.requests.save_failed)
-        self.stepper = make_stepper(run, batches, self.loss_check)
-        self.outcome = Outcome(run, batches, self.requests, self.evaluator, self.checkpoints)
+        self.evaluator = Evaluator(run, self.batches, self.requests, self.records)
+        self.checkpoints = Checkpoints(run, self.batches, self.evaluator, self.loss_check, self.requests.save_failed)
+        self.stepper = make_stepper(run, self.batches, self.loss_check)
+        self.outcome = Outcome(run, self.batches, self.requests, self.evaluator, self.checkpoints)
         self._lock = lock
         run.task.engine = self
 
@@ -126,64 +146,75 @@ class Engine:
             UserError: an option does not fit; found before the first iteration.
             BaseException: raised by a hook, the task or the data; re-raised after the closing hooks.
         """
-        calls, requests, outcome, checkpoints = self.calls, self.requests, self.outcome, self.checkpoints
         seed_everything(mix_seed(self.run.seed, self.distributed.rank, self.progress.iteration))
-        with preemptible(requests, lambda: outcome.error is not None), outcome.locked(self._lock), outcome.around_run():
+        with (
+            preemptible(self.requests, has_failed=lambda: self.outcome.error is not None),  # by signals
+            self.outcome.locked(self._lock),
+            self.outcome.around_run(),  # before_run; at the end, also after an error: result.json and after_run
+        ):
+            # Load the checkpoint to resume from; then set what follows from the position.
             self.batches.check_trainable(self.distributed)
-            checkpoints.load()  # after_load_checkpoint
+            self.checkpoints.load()  # after_load_checkpoint
             begin_training(self.task, self.distributed)
             self.stepper.start()
-            requests.start_clock()
-            calls.at_position()
-            with outcome.closing("after_train"):
-                calls.before_train()
-                checkpoints.restore_generators()  # last, so that no start-up code draws from the generators
-                requests.act()
+            self.requests.start_clock()
+            self.calls.at_position()
+
+            with self.outcome.closing("after_train"):  # also after an error
+                self.calls.before_train()
+                self.checkpoints.restore_generators()  # last, so that no start-up code draws from the generators
+                self.requests.act()
                 self._train_epochs()
-                checkpoints.wait_for_save()
+                self.checkpoints.wait_for_save()
                 self.loss_check.check()
-            requests.act()  # the last checkpoint, asked for in after_train
-            checkpoints.wait_for_save()
-            checkpoints.check_weights()  # after after_train, in which hooks find where a loss became NaN
-            if self.settings.test and self.loaders.test is not None and requests.preempted_by is None:
+
+            # Write the last checkpoint, which hooks have requested in after_train.
+            self.requests.act()
+            self.checkpoints.wait_for_save()
+            self.checkpoints.check_weights()  # after after_train, in which hooks find where a loss became NaN
+
+            if self.settings.test and self.loaders.test is not None and self.requests.preempted_by is None:
                 self.evaluator.test(Path(self.best.checkpoint) if self.best is not None else None)
-            outcome.check_saved()
-        assert outcome.result is not None
-        return outcome.result
+            self.outcome.check_saved()
+        assert self.outcome.result is not None
+        return self.outcome.result
 
     def _train_epochs(self) -> None:
-        """Train to the end, from the position of the run on. A validation that was missed comes first."""
-        calls, progress = self.calls, self.progress
-        self.evaluator.validate_if_due()
+        """Train from the position of the run to the end, or until a stop."""
+        progress = self.progress
+        self.evaluator.validate_if_scheduled()  # a resumed run may have missed one
         while not progress.is_complete and not self.requests.stopping:
             progress.begin_epoch()
-            calls.before_train_epoch()
+            self.calls.before_train_epoch()
             self._train_epoch()
-            if progress.batch_in_epoch == 0:
-                calls.after_train_epoch()
+            if progress.batch_in_epoch == 0:  # all batches of the epoch are done
+                self.calls.after_train_epoch()
                 self.requests.act()
-            self.evaluator.validate_if_due()
+            self.evaluator.validate_if_scheduled()
 
     def _train_epoch(self) -> None:
         """Train for the rest of an epoch, or until training ends or stops."""
-        calls, batches, stepper = self.calls, self.batches, self.stepper
-        progress, requests, by_epoch = self.progress, self.requests, self.settings.val_by_epoch
-        for window in batches.windows():  # one optimizer step
+        calls = self.calls
+        batches = self.batches
+        progress = self.progress
+        stepper = self.stepper
+        for window in batches.windows():  # the batches of one optimizer step
             for batch_idx in window:
-                batch = batches.fetch(batch_idx)
+                batch = batches.fetch(batch_idx)  # on the device
                 calls.before_train_iter(batch_idx, batch)
-                outputs = stepper.iterate(window, batch_idx, batch)  # forward, backward; at its end, optimizer step
+                outputs = stepper.train_batch(window, batch_idx, batch)  # the last one ends with the optimizer step
                 progress.complete_iteration(batch_idx, stepper.samples_of_all, stepped=stepper.stepped)
                 calls.after_train_iter(batch_idx, batch, outputs)
-            if progress.batch_in_epoch == progress.epoch_length:
-                continue  # requests and validation wait for the end of the epoch
-            requests.act_in_epoch()
-            if not by_epoch:
-                self.evaluator.validate_if_due()
-            if requests.stop_reason is not None:
-                break
+
+            # Between two windows, act on requests and validate. At the end of an epoch, its hooks come first.
+            if progress.batch_in_epoch < progress.epoch_length:
+                self.requests.act_in_epoch()
+                if not self.settings.val_by_epoch:
+                    self.evaluator.validate_if_scheduled()
+                if self.requests.stopping:
+                    break
         batches.end_epoch()
-        requests.check_clock()
+        self.requests.check_clock()
         progress.complete_epoch()
 
     def validate(self) -> dict[str, float]:
@@ -218,7 +249,7 @@ class Engine:
     def predict(self, loader: Loader | Literal["test"] = "test") -> Iterator[Any]:
         """Yield the predictions (`task.predict`) for all samples, in order and each once, on the CPU.
 
-        See `evaluation.prediction.predict_batches`.
+        See `prediction.predict_batches`.
 
         Args:
             loader: of batches, with or without targets. "test": `loaders.test`.
@@ -226,8 +257,9 @@ class Engine:
         Raises:
             UserError: there is no test data, or several sets of it; or see `predict_batches`.
         """
-        of_loader = only_test_set(self.loaders) if isinstance(loader, str) else loader
-        return predict_batches(self.run, self.batches, self.evaluator, of_loader)
+        if isinstance(loader, str):
+            loader = only_test_set(self.loaders)
+        return predict_batches(self.run, self.batches, self.evaluator, loader)
 
     # What hooks read, and what they ask for. docs/reference/hooks.md describes these names. -------------------------
 

@@ -1,4 +1,4 @@
-"""Train and eval modes of modules: training keeps the modes that the user has set; evaluation restores them."""
+"""Evaluator: when to validate, the validation, the test, and the sanity step before a run."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ import math
 import random
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from hydraloop.engine.batches import Batches
 from hydraloop.engine.checkpoint.weights import weights_of
-from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.hook import Call, Mode
 from hydraloop.engine.interval import Every
 from hydraloop.engine.loaders import Loader, end_workers, sets_of, share_of
@@ -25,55 +23,11 @@ from hydraloop.engine.records import Records, heatmap
 from hydraloop.engine.requests import Requests
 from hydraloop.engine.run import Run
 from hydraloop.engine.seeding import seeded
+from hydraloop.engine.train_mode import in_eval_mode
 from hydraloop.errors import UserError
 from hydraloop.files.result import Best, describe
 
 log = logging.getLogger(__name__)
-
-
-def begin_training(task: nn.Module, ranks: Distributed) -> None:
-    """Call `train()` on each module in train mode that overrides it, because it may freeze some of its layers there.
-
-    All modes stay as the user has set them: a module in eval mode stays in eval mode.
-    """
-    found = [(module, module.training) for module in task.modules()]
-    for module, training in found:
-        if training and _overrides_train(module):
-            module.train()
-    _set([(module, training and module.training) for module, training in found])
-    model = getattr(task, "model", task)
-    if ranks.is_main and not any(module.training for module in model.modules()):
-        log.warning(
-            "the whole model is in eval mode, as from_pretrained returns it: it trains without dropout and with fixed "
-            "batch norm statistics. If you do not want this, call model.train() where the model is made."
-        )
-
-
-@contextmanager
-def in_eval_mode(task: nn.Module) -> Iterator[None]:
-    """Put all modules into eval mode, and restore the mode of each one at the end."""
-    found = [(module, module.training) for module in task.modules()]
-    task.eval()
-    try:
-        yield
-    finally:
-        _set(found)
-
-
-def _set(modes: Sequence[tuple[nn.Module, bool]]) -> None:
-    """Give each module its mode; outer modules come before inner ones.
-
-    A custom `train` also sets the modules inside, so inner modules follow, and the attributes are set last.
-    """
-    for module, training in modes:
-        if _overrides_train(module):
-            module.train(training)
-    for module, training in modes:
-        module.training = training
-
-
-def _overrides_train(module: nn.Module) -> bool:
-    return getattr(module.train, "__func__", None) is not nn.Module.train
 
 
 class Preempted(BaseException):
@@ -228,7 +182,7 @@ class Evaluator:
 
     # Validation and test. --------------------------------------------------------------------------------------------
 
-    def validate_if_due(self) -> None:
+    def validate_if_scheduled(self) -> None:
         """Validate if it is time to. After `pause_after` validations, preempt the run, unless training ends here."""
         if self.is_due():
             self.validate()

@@ -37,17 +37,17 @@ def mean_of(pair: SumAndCount) -> Tensor:
     return total / (count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1))
 
 
-def mean_and_weight(loss: SumAndCount, samples: int) -> tuple[Tensor, float | Tensor]:
+def mean_and_weight(loss: Tensor | SumAndCount, samples: int) -> tuple[Tensor, float | Tensor]:
     """Return the mean loss of a batch and its weight in a mean over batches and ranks. No host sync.
 
     Args:
-        loss: the sum and number of losses.
+        loss: the mean over the samples of the batch, or the sum over its terms and their number.
         samples: of this rank in the batch; 0 for a filler, whose weight is 0.
     """
-    mean, count = mean_of(loss), loss[1]
-    if not samples:
-        return mean, 0
-    return mean, count.detach() if isinstance(count, Tensor) else count
+    if isinstance(loss, Tensor):
+        return loss, samples
+    count = loss[1].detach() if isinstance(loss[1], Tensor) else loss[1]
+    return mean_of(loss), count if samples else 0
 
 
 def _at_least_one(terms: Any) -> float | Tensor:
@@ -70,7 +70,7 @@ class LossWeighting:
         """The samples of each rank in a batch, as the train loader plans them; None if it does not know them."""
         self.sizes_are_exact = False
         """Whether each batch has the samples that `samples_at` returns. The same on all ranks."""
-        self._pairs: dict[str, bool] = {}  # by step, whether its loss is a pair; the same on all ranks
+        self._is_pair: dict[str, bool] = {}  # by step, whether its loss is a pair
         self.samples = 0
         """Samples of this rank in the current batch; 0 for a filler batch."""
         self.samples_of_all = 0
@@ -107,25 +107,22 @@ class LossWeighting:
                 self.samples_of_all = samples
 
     def weigh(self, loss: Tensor | SumAndCount, step: str) -> Tensor:
-        """Return the loss to backpropagate.
-
-        No host sync, except for a count on the device, in the very first iteration. In it, the ranks compare the forms
-        of their losses.
+        """Return the loss to backpropagate. No host sync, except for a count on the device in the very first iteration.
 
         Args:
             loss: the mean over the samples of the batch, or the sum over its terms and their number.
             step: of the task, if it has steps.
 
         Raises:
-            UserError: the loss of the step is a mean in some batches, and a pair in others; on all ranks if they differ
-                in the first iteration.
+            UserError: the loss of the step is a mean in some batches, and a pair in others.
         """
         is_pair = not isinstance(loss, Tensor)
-        if self._pairs.get(step) is not is_pair:
-            seen = self._ranks.gather(is_pair) if step not in self._pairs else [False, True]
-            if len(set(seen)) > 1:
-                raise two_forms_error(step)
-            self._pairs[step] = is_pair
+        if self._is_pair.setdefault(step, is_pair) is not is_pair:
+            raise UserError(
+                "the loss is a mean in some batches and a pair (sum, count) in others",
+                key="task",
+                remedy='Return {"loss": (sum, count)} for all batches.',
+            )
         ranks = self._ranks.world_size
         if isinstance(loss, Tensor):
             if not self._divisor or self._terms is not None:
@@ -187,94 +184,76 @@ class LossWeighting:
             torch._foreach_mul_(gradients, factor)
 
 
-# Errors. --------------------------------------------------------------------------------------------------------------
+# What is wrong with a loss. -------------------------------------------------------------------------------------------
 
 
-def no_loss_error(task: Any, outputs: Any, step: str = "") -> UserError:
-    """Return the error of a task whose output has no loss."""
-    got = f"a dict with {sorted(map(str, outputs))}" if isinstance(outputs, dict) else f"a {type(outputs).__name__}"
-    return UserError(
-        f"{type(task).__name__}.forward returned {got}, without a 'loss'{f', for the step {step!r}' if step else ''}",
-        key="task",
-        remedy='Return a dict with the scalar to minimise: {"loss": loss}.',
-    )
-
-
-def check_loss(task: Any, loss: Any, step: str = "") -> None:
-    """Refuse a loss that cannot be backpropagated. No host sync.
+def loss_to_minimise(task: Any, outputs: Any, step: str = "") -> Tensor | SumAndCount:
+    """Return the loss in what a task returned in training. No host sync.
 
     Args:
-        task: whose `forward` has returned the loss.
-        loss: a scalar tensor, or a pair of the sum of the losses and their number.
+        task: whose `forward` has returned it.
+        outputs: of the task.
         step: of the task, if it has steps.
+
+    Raises:
+        UserError: there is no loss, or it cannot be backpropagated.
     """
-    total = check_form(task, loss, step)
-    if total.requires_grad:
-        return
-    of_step = f" in the step {step!r}" if step else ""
+    loss = loss_of(task, outputs, step)
+    total = loss if isinstance(loss, Tensor) else loss[0]
     if not total.is_floating_point():
-        raise UserError(
-            f"the loss of {type(task).__name__}{of_step} is {total.dtype}, which has no gradient",
-            key="task",
-            remedy="Return a floating-point tensor that is computed from the model's outputs.",
-        )
-    which = f"optimizer.{step}" if step else "the optimizer"
-    raise UserError(
-        f"the loss of {type(task).__name__}{of_step} does not depend on the parameters of {which}",
-        key="task",
-        remedy="Compute it with these parameters, without detach() and no_grad()"
-        + (", or exchange the names of the steps." if step else "."),
-    )
+        remedy = "Return a floating-point tensor that is computed from the model's outputs."
+        raise _loss_error(task, step, f"is {total.dtype}, which has no gradient", remedy)
+    if not total.requires_grad:
+        which = f"optimizer.{step}" if step else "the optimizer"
+        remedy = "Compute it with these parameters, without detach() and no_grad()"
+        remedy += ", or exchange the names of the steps." if step else "."
+        raise _loss_error(task, step, f"does not depend on the parameters of {which}", remedy)
+    return loss
 
 
-def check_form(task: Any, loss: Any, step: str = "") -> Tensor:
-    """Refuse a loss that is not a real scalar tensor or a pair (sum, count); return the tensor. No host sync.
+def loss_of(task: Any, outputs: Any, step: str = "") -> Tensor | SumAndCount:
+    """Return the loss in what a task returned: a real scalar tensor, or a pair of the sum of losses and their number.
 
-    Args: as in `check_loss`.
+    Raises:
+        UserError: there is no loss, or it has another form.
     """
-    total = loss if isinstance(loss, Tensor) else _sum_of(task, loss)
-    if total.numel() != 1 or total.is_complex():
-        of_step = f" in the step {step!r}" if step else ""
-        which = "the sum in the loss" if total is not loss else "the loss"
+    try:
+        loss: Any = outputs["loss"]
+    except (KeyError, TypeError, IndexError):
+        got = f"a dict with {sorted(map(str, outputs))}" if isinstance(outputs, dict) else f"a {type(outputs).__name__}"
+        for_step = f", for the step {step!r}" if step else ""
+        raise UserError(
+            f"{type(task).__name__}.forward returned {got}, without a 'loss'{for_step}",
+            key="task",
+            remedy='Return a dict with the scalar to minimise: {"loss": loss}.',
+        ) from None
+    check_form(task, loss, step)
+    return loss  # type: ignore[no-any-return]  # `check_form` has checked it
+
+
+def check_form(task: Any, loss: Any, step: str = "") -> None:
+    """Refuse a loss that is not a real scalar tensor or a pair (sum, count). No host sync."""
+    is_pair = isinstance(loss, tuple | list) and len(loss) == 2
+    total, count = loss if is_pair else (loss, 1)
+    if not isinstance(total, Tensor):
+        problem = f"is a {type(total).__name__}, not a tensor or a pair (sum, count) with a tensor"
+        remedy = 'Return a scalar tensor, {"loss": loss}, without .item() and float().'
+    elif total.numel() != 1 or total.is_complex():
         got = "complex" if total.is_complex() else f"a tensor of shape {list(total.shape)}, not one number"
-        raise UserError(
-            f"{which} of {type(task).__name__}{of_step} is {got}",
-            key="task",
-            remedy="Return one real number: the mean over the samples, loss.mean().",
-        )
-    return total
-
-
-def _sum_of(task: Any, loss: Any) -> Tensor:
-    """Return the first entry of a pair."""
-    if not isinstance(loss, tuple | list) or len(loss) != 2 or not isinstance(loss[0], Tensor):
-        is_pair = isinstance(loss, tuple | list)
-        got = "not a pair (sum, count) with a tensor" if is_pair else f"a {type(loss).__name__}, not a tensor"
-        raise UserError(
-            f"the loss of {type(task).__name__} is {got}",
-            key="task",
-            remedy='Return a scalar tensor, {"loss": loss}, without .item() and float().',
-        )
-    total: Tensor = loss[0]
-    count = loss[1]
-    if count.numel() != 1 if isinstance(count, Tensor) else not isinstance(count, int | float):
+        problem = f"is {got}"
+        remedy = "Return one real number: the mean over the samples, loss.mean()."
+    elif count.numel() != 1 if isinstance(count, Tensor) else not isinstance(count, int | float):
         got = f"a tensor of shape {list(count.shape)}" if isinstance(count, Tensor) else f"a {type(count).__name__}"
-        raise UserError(
-            f"the loss of {type(task).__name__} is a pair whose second entry is {got}, not a number of losses",
-            key="task",
-            remedy='Return {"loss": (sum, count)}, or the loss alone: {"loss": loss}.',
-        )
-    return total
+        problem = f"is a pair whose second entry is {got}, not a number of losses"
+        remedy = 'Return {"loss": (sum, count)}, or the loss alone: {"loss": loss}.'
+    else:
+        return
+    raise _loss_error(task, step, problem, remedy)
 
 
-def two_forms_error(step: str) -> UserError:
-    """Return the error of a task whose losses, which are weighted together, have two forms."""
+def _loss_error(task: Any, step: str, problem: str, remedy: str) -> UserError:
     of_step = f" in the step {step!r}" if step else ""
-    return UserError(
-        f"the loss{of_step} is a mean in some batches and a pair (sum, count) in others",
-        key="task",
-        remedy='Return {"loss": (sum, count)} for all batches, on all ranks.',
-    )
+    return UserError(f"the loss of {type(task).__name__}{of_step} {problem}", key="task", remedy=remedy)
 
 
 def empty_batch_error(batch_idx: int) -> UserError:

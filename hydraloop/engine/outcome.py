@@ -98,7 +98,7 @@ class Outcome:
             self._messages.load_state_dict([], self._run.ranks)  # the loss of the error
         self.error = self.result = None
         self._loss_check.forget()
-        self._requests.forget()
+        self._requests.reset()
         if self._run.ranks.is_main:
             if records_code:
                 self._checkpoints.record_code()

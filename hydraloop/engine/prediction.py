@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from hydraloop.engine.batches import Batches
-from hydraloop.engine.evaluator import Evaluator, check_evaluable, equal_buffers, in_eval_mode
+from hydraloop.engine.evaluator import Evaluator, check_evaluable, equal_buffers
 from hydraloop.engine.hook import Mode
 from hydraloop.engine.loaders import Loader, Loaders, sets_of, share_of
 from hydraloop.engine.run import Run
 from hydraloop.engine.seeding import seeded, with_states
+from hydraloop.engine.train_mode import in_eval_mode
 from hydraloop.errors import UserError
 
 

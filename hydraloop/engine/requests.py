@@ -4,10 +4,8 @@ A single process acts after the hooks of the current mount point. With several r
 signal, a clock), so the ranks agree first:
 
 * At the end of an epoch or a validation, where all ranks wait for each other anyway, they exchange requests (`act`).
-* Inside an epoch, they exchange one flag in the background every `agree_interval` iterations, or every 5 s if these
-  take longer (`exchange`). It is read one interval later, when it has arrived, so neither host nor device waits for it.
-  If it is set on any rank, the ranks exchange the requests. The flag also has the interval that each rank proposes; the
-  smallest one counts. In an evaluation, they do the same every few batches, and act after it.
+* Inside an epoch, they exchange one flag in the background (`act_in_epoch`, `NewsFlag`). If it is set on any rank, the
+  ranks exchange the requests. In an evaluation, they do the same every few batches, and act after it.
 
 A request with `agreed=True` needs no exchange: the hook asks on every rank at the same point.
 """
@@ -20,7 +18,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -37,21 +35,27 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_SECONDS = 5.0
-"""The longest time between two exchanges of the flag, unless an iteration takes longer."""
-
 Write = Callable[[Any], object]
 
 
+class CheckpointRequest(NamedTuple):
+    """A checkpoint that is to be written."""
+
+    write: Write | None = None
+    """Called on every rank with the engine; None writes `<run_dir>/checkpoints/<tag>.pth`."""
+    owner: Hook | None = None
+    """The hook whose `on_error` and time apply to the writing."""
+
+
 class Requests:
-    """The requests of hooks, signals and clocks: a stop, a preemption, checkpoints. All ranks act together.
+    """The requests of hooks, signals and clocks: to stop, to preempt the run, to write checkpoints.
 
     Args:
         settings: `max_time`.
         ranks: all ranks, which agree.
         calls: the hooks whose `on_error` applies to writing a checkpoint.
         progress: of the run.
-        saves: returns the checkpoints of the run, which are made later.
+        checkpoints: returns the checkpoints of the run, which are made later.
     """
 
     def __init__(
@@ -60,33 +64,36 @@ class Requests:
         ranks: Distributed,
         calls: CallTable,
         progress: Progress,
-        saves: Callable[[], Checkpoints],
+        checkpoints: Callable[[], Checkpoints],
     ) -> None:
-        self._settings, self._ranks, self._calls, self._progress = settings, ranks, calls, progress
-        self._saves = saves
-        self._alone = ranks.world_size == 1
-        self._checkpoints: dict[str, tuple[Write | None, Hook | None]] = {}
-        self._not_agreed: dict[str, tuple[Write | None, Hook | None]] = {}
-        self._unannounced = False  # whether `_not_agreed` has checkpoints that the other ranks do not know of
-        self._asked_to_stop: str | None = None
-        self._asked_to_preempt: str | None = None
-        self._stops = False  # whether all ranks have agreed to stop
-        self._save_has_failed = False  # in its thread, on this rank
-        self._settles = False  # whether all ranks have agreed to settle the save
-        self._flag = torch.zeros(2, dtype=torch.int32)  # whether there is news; minus the proposed interval
-        self._running: Pending | None = None  # the exchange of the flag
-        self._interval, self._next_batch = 1, 0
-        # The iteration or batch, in which mode, and the time of the last exchange.
-        self._sent, self._sent_in, self._sent_at = 0, "", 0.0
-        self._deadline = math.inf
+        self._settings = settings
+        self._ranks = ranks
+        self._calls = calls
+        self._progress = progress
+        self._checkpoints = checkpoints
+        self._is_single = ranks.world_size == 1
+        self._flag = NewsFlag(ranks)
+
+        # Requested on this rank; other ranks may not know of it.
+        self._stop_requested: str | None = None
+        self._preemption_requested: str | None = None
+        self._checkpoints_requested: dict[str, CheckpointRequest] = {}
+        self._has_new_checkpoints = False  # whether some of these were not yet exchanged
+        self._save_failed = False
+
+        # What all ranks have agreed on; the next `act` does it.
+        self._must_act = False
+        self._stop_agreed = False
+        self._checkpoints_agreed: dict[str, CheckpointRequest] = {}
+        self._error_agreed = False  # whether a save has failed, whose error all ranks raise
+
+        self.stop_reason: str | None = None
+        """Why training stops early; None if it does not, or ranks have not agreed."""
         self.preempted_by: str | None = None
         """Why the run saves and ends, to be continued later; None if it does not, or ranks have not agreed."""
         self.preemptible = False
         """Whether a signal preempts the run: from the start of training until `result.json` is written."""
-        self.stop_reason: str | None = None
-        """Why training stops early; None if it does not, or ranks have not agreed."""
-        self._pending = False  # whether to act now: a single process has asked, or all ranks have agreed
-        self._next_exchange = math.inf if self._alone else 0  # the iteration at or after which it takes place
+        self._deadline = math.inf
 
     # Asking. ---------------------------------------------------------------------------------------------------------
 
@@ -100,24 +107,25 @@ class Requests:
             reason: for the log and `result.json`; the first one counts.
             agreed: every rank asks at the same mount point of the same iteration, so all stop at once.
         """
-        self._asked_to_stop = self._asked_to_stop or reason
-        if agreed or self._alone:
-            self._stops = self._pending = True
+        self._stop_requested = self._stop_requested or reason
+        if agreed or self._is_single:
+            self._stop_agreed = True
+            self._must_act = True
 
     def preempt(self, reason: str, *, agreed: bool = False) -> None:
         """Ask to save and end the run after this accumulation window, so that the same command line continues it.
 
-        No validation and no test follow, and a validation or test is left. `result.json` has the status `interrupted`.
+        No validation and no test follow, and a running one is not finished. `result.json` has the status `interrupted`.
         One rank is enough; see `stop`. Only sets attributes: signal handlers may call it.
 
         Args:
             reason: for `result.json`: `preempted by …`; the first one counts.
             agreed: as in `stop`.
         """
-        self._asked_to_preempt = self._asked_to_preempt or reason
-        if agreed or self._alone:
-            self.preempted_by = self._asked_to_preempt
-        self.stop(f"{PREEMPTED}{self._asked_to_preempt}", agreed=agreed)
+        self._preemption_requested = self._preemption_requested or reason
+        if agreed or self._is_single:
+            self.preempted_by = self._preemption_requested
+        self.stop(f"{PREEMPTED}{self._preemption_requested}", agreed=agreed)
 
     @property
     def stopping(self) -> bool:
@@ -127,7 +135,7 @@ class Requests:
     @property
     def preempting(self) -> bool:
         """Whether this process has called `preempt`; other ranks may not know it yet."""
-        return self._asked_to_preempt is not None
+        return self._preemption_requested is not None
 
     def checkpoint(
         self, tag: str, write: Write | None = None, owner: Hook | None = None, *, agreed: bool = False
@@ -144,23 +152,25 @@ class Requests:
         """
         if write is None and Path(tag).name != tag:
             raise ValueError(f"the tag {tag!r} is the stem of a file and must not contain a folder")
+        request = CheckpointRequest(write, owner)
         # A hook that may continue after an error may have failed on one rank, which then does not ask.
-        may_only_raise = owner is None or self._calls.on_error(owner.name) == "raise"
-        if self._alone or (agreed and may_only_raise):
-            self._checkpoints[tag] = (write, owner)
-            self._pending = True
+        asks_everywhere = agreed and (owner is None or self._calls.on_error(owner.name) == "raise")
+        if asks_everywhere or self._is_single:
+            self._checkpoints_agreed[tag] = request
+            self._must_act = True
         else:
-            self._not_agreed[tag] = (write, owner)
-            self._unannounced = True
+            self._checkpoints_requested[tag] = request
+            self._has_new_checkpoints = True
 
     def save_failed(self) -> None:
-        """Ask to settle the save in the background, which has failed in its thread, so that all ranks get the error.
+        """Ask all ranks to raise the error of the save in the background.
 
-        Called in the thread, on one rank or on several. When the ranks act: see `stop`.
+        Called in its thread, on one rank or on several. When the ranks act: see `stop`.
         """
-        self._save_has_failed = True
-        if self._alone:
-            self._settles = self._pending = True
+        self._save_failed = True
+        if self._is_single:
+            self._error_agreed = True
+            self._must_act = True
 
     def start_clock(self) -> None:
         """From now on, count `max_time`, and let signals preempt the run."""
@@ -176,14 +186,20 @@ class Requests:
         if perf_counter() > self._deadline:
             self.stop(self._settings.out_of_time)
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Forget the stop of an earlier use of the engine; called on every rank."""
-        self._asked_to_stop = self._asked_to_preempt = self.stop_reason = self.preempted_by = None
-        self._stops = self.preemptible = self._save_has_failed = self._settles = False
+        self._stop_requested = None
+        self._preemption_requested = None
+        self._save_failed = False
+        self._stop_agreed = False
+        self._error_agreed = False
+        self.stop_reason = None
+        self.preempted_by = None
+        self.preemptible = False
         self._deadline = math.inf
 
     def forget_preemption(self) -> None:
-        """Let the run end as finished: nothing is left for a resumed run."""
+        """Let the run end as finished, because a resumed run would have nothing to do."""
         self.preempted_by = None
 
     # Acting; on every rank at the same points. -----------------------------------------------------------------------
@@ -191,110 +207,153 @@ class Requests:
     def act(self) -> None:
         """Agree with all ranks on all requests, write the checkpoints, and set `stop_reason`."""
         self.agree()
-        if self._pending:
+        if self._must_act:
             self._act()
 
-    def agree(self) -> None:
-        """Agree with all ranks on all requests, and set `preempted_by`; `act` follows."""
-        if not self._alone:
-            self._read_flag()
-            self._agree()
-
     def act_in_epoch(self) -> None:
-        """Inside an epoch, between windows: act on what is agreed; at each interval, send the flag."""
+        """Inside an epoch, between windows: act on what is agreed; at each interval, exchange the flag."""
         self.check_clock()
-        iteration = self._progress.iteration
-        if iteration >= self._next_exchange:
-            self._exchange(iteration)
-            self._next_exchange = iteration + self._interval
-        if self._pending:
+        if not self._is_single:
+            self._exchange_flag(self._progress.iteration)
+        if self._must_act:
             self._act()
 
     def exchange_in_evaluation(self, batch_idx: int) -> None:
         """Before a batch of an evaluation in which all ranks have equally many: agree on a preemption."""
-        if self._alone:
-            return
-        if batch_idx == 0:
-            self._next_batch = 0
-        if batch_idx >= self._next_batch:
-            self._exchange(batch_idx)
-            self._next_batch = batch_idx + self._interval
+        if not self._is_single:
+            self._exchange_flag(batch_idx)
 
-    def _exchange(self, at: int) -> None:
-        """Read the flag that was sent last, and agree if it is set; send the next one.
+    def agree(self) -> None:
+        """Agree with all ranks on all requests, and set `preempted_by`; `act` follows."""
+        if not self._is_single:
+            self._flag.receive()
+            self._exchange_requests()
+
+    def _exchange_flag(self, at: int) -> None:
+        """At each interval: agree if the flag that was sent last is set on any rank, and send the next one.
 
         Args:
             at: the iteration, or the batch of an evaluation.
         """
-        if self._read_flag():
-            self._agree()
-        now, mode = perf_counter(), self._progress.mode
-        if mode != self._sent_in:
-            self._interval = 1  # until the time of an iteration or batch is known
-        steps = at - self._sent if mode == self._sent_in else 0
-        proposed = int(min(self._ranks.agree_interval, _SECONDS * steps / max(now - self._sent_at, 1e-9)))
-        proposed = max(1, proposed)
-        self._sent, self._sent_in, self._sent_at = at, mode, now
-        stops = self._asked_to_stop is not None and self.stop_reason is None
-        preempts = self._asked_to_preempt is not None and self.preempted_by is None
-        news = stops or preempts or self._unannounced or self._save_has_failed or bool(self._calls.newly_disabled)
-        self._flag = torch.tensor([int(news), -proposed], dtype=torch.int32)
-        self._running = self._ranks.start_max(self._flag)
+        mode = self._progress.mode
+        if not self._flag.is_time(at, mode):
+            return
+        if self._flag.receive():
+            self._exchange_requests()
+        has_news = (
+            (self._stop_requested is not None and self.stop_reason is None)
+            or (self._preemption_requested is not None and self.preempted_by is None)
+            or self._has_new_checkpoints
+            or self._save_failed
+            or bool(self._calls.newly_disabled)
+        )
+        self._flag.send(at, mode, has_news=has_news)
 
-    def _read_flag(self) -> bool:
-        """Finish the running exchange; return whether any rank has set the flag."""
-        if self._running is None:
-            return False
-        self._running.wait()
-        self._running = None
-        news, interval = self._flag.tolist()
-        self._interval = -interval
-        return bool(news)
-
-    def _agree(self) -> None:
+    def _exchange_requests(self) -> None:
         """Exchange the requests and the names of disabled hooks with all ranks."""
         calls = self._calls
-        mine = {
-            "stop": self._asked_to_stop,
-            "preempted": self._asked_to_preempt,
-            "checkpoints": {tag: write is not None for tag, (write, _) in self._not_agreed.items()},
-            "disabled": sorted(calls.newly_disabled),
-            "save_has_failed": self._save_has_failed,
-        }
-        gathered: list[dict[str, Any]] = self._ranks.gather(mine)
+        of_ranks: list[dict[str, Any]] = self._ranks.gather(
+            {
+                "stop": self._stop_requested,
+                "preemption": self._preemption_requested,
+                "checkpoints": {tag: one.write is not None for tag, one in self._checkpoints_requested.items()},
+                "disabled": sorted(calls.newly_disabled),
+                "save_failed": self._save_failed,
+            }
+        )
         calls.newly_disabled.clear()
-        self._unannounced = False
-        for one in gathered:
-            self.preempted_by = self.preempted_by or one["preempted"]
-            if one["stop"] is not None:
-                self._asked_to_stop = self._asked_to_stop or one["stop"]
-                self._stops = self._pending = True
-            if one["save_has_failed"]:
-                self._settles = self._pending = True
-            for name in one["disabled"]:
+        self._has_new_checkpoints = False
+        for of_rank in of_ranks:
+            self.preempted_by = self.preempted_by or of_rank["preemption"]
+            if of_rank["stop"] is not None:
+                self.stop(of_rank["stop"], agreed=True)
+            if of_rank["save_failed"]:
+                self._error_agreed = True
+                self._must_act = True
+            for name in of_rank["disabled"]:
                 calls.disable(name)
-        for tag in dict.fromkeys(tag for one in gathered for tag in one["checkpoints"]):
-            writers = [one["checkpoints"].get(tag) for one in gathered]
+        for tag in dict.fromkeys(tag for of_rank in of_ranks for tag in of_rank["checkpoints"]):
             # With a hook's `write`, wait until all ranks have asked: the others do not have the function.
-            if any(writers) and None in writers:
+            has_write = [of_rank["checkpoints"].get(tag) for of_rank in of_ranks]
+            if any(has_write) and None in has_write:
                 continue
-            self._checkpoints[tag] = self._not_agreed.pop(tag, (None, None))
-            self._pending = True
+            self._checkpoints_agreed[tag] = self._checkpoints_requested.pop(tag, CheckpointRequest())
+            self._must_act = True
 
     def _act(self) -> None:
         """Write each checkpoint once, with its owner's `on_error`; requests made meanwhile are done next time."""
-        self._pending = False
-        saves = self._saves()
-        if self._settles:
-            self._settles = False
-            saves.wait_for_save()
-        checkpoints, self._checkpoints = self._checkpoints, {}
-        for tag, (write, owner) in checkpoints.items():
-            save = partial(saves.save_tagged, tag) if write is None else partial(write, self._calls.engine)
+        self._must_act = False
+        checkpoints = self._checkpoints()
+        if self._error_agreed:
+            self._error_agreed = False
+            checkpoints.wait_for_save()
+        requested = self._checkpoints_agreed
+        self._checkpoints_agreed = {}
+        for tag, (write, owner) in requested.items():
+            save = partial(checkpoints.save_tagged, tag) if write is None else partial(write, self._calls.engine)
             if owner is None:
                 save()
             else:
                 self._calls.run_for(owner.name, "a checkpoint", save)
-        if self._stops and self.stop_reason is None:
-            self.stop_reason = self._asked_to_stop
+        if self._stop_agreed and self.stop_reason is None:
+            self.stop_reason = self._stop_requested
             log.info("stopping: %s", self.stop_reason)
+
+
+class NewsFlag:
+    """Exchanges a flag between the ranks, in the background: whether any of them has news for the others.
+
+    It is sent every `agree_interval` iterations, or every 5 s if these take longer. It is received one interval later,
+    when it has arrived, so neither host nor device waits for it. With the flag, each rank sends the interval that it
+    proposes; the smallest one counts.
+    """
+
+    _SECONDS = 5.0
+    """The longest time between two exchanges, unless an iteration takes longer."""
+
+    def __init__(self, ranks: Distributed) -> None:
+        self._ranks = ranks
+        self._values = torch.zeros(2, dtype=torch.int32)
+        """[whether there is news, minus the proposed interval]; the maximum over the ranks."""
+        self._exchange: Pending | None = None
+        self._interval = 1
+        self._sent_at = 0
+        self._sent_in = ""
+        self._sent_time = 0.0
+
+    def is_time(self, at: int, mode: str) -> bool:
+        """Return whether to receive and send now; the same on every rank.
+
+        Args:
+            at: the iteration, or the batch of an evaluation.
+            mode: of the engine, in which `at` counts up.
+        """
+        return self._is_restart(at, mode) or at >= self._sent_at + self._interval
+
+    def _is_restart(self, at: int, mode: str) -> bool:
+        return mode != self._sent_in or at < self._sent_at
+
+    def receive(self) -> bool:
+        """Finish the exchange; return whether any rank has set the flag."""
+        if self._exchange is None:
+            return False
+        self._exchange.wait()
+        self._exchange = None
+        has_news, interval = self._values.tolist()
+        self._interval = -interval
+        return bool(has_news)
+
+    def send(self, at: int, mode: str, *, has_news: bool) -> None:
+        """Start the next exchange."""
+        now = perf_counter()
+        steps = at - self._sent_at
+        if self._is_restart(at, mode):
+            self._interval = 1  # until the time of an iteration or batch is known
+            steps = 0
+        in_time = self._SECONDS * steps / max(now - self._sent_time, 1e-9)
+        proposed = max(1, int(min(self._ranks.agree_interval, in_time)))
+        self._sent_at = at
+        self._sent_in = mode
+        self._sent_time = now
+        self._values = torch.tensor([int(has_news), -proposed], dtype=torch.int32)
+        self._exchange = self._ranks.start_max(self._values)

@@ -57,7 +57,7 @@ class TaskStepper(Stepper):
             others = [parameter for parameter in named.values() if parameter not in held]
             self._steps.append(TaskStep(name, optimizer, run.settings.every.get(name, 1), own, others))
 
-    def iterate(self, window: Window, batch_idx: int, batch: Any) -> Outputs:
+    def train_batch(self, window: Window, batch_idx: int, batch: Any) -> Outputs:
         """Do the steps that run in this iteration; not those whose parameters are all frozen.
 
         Returns:
@@ -65,25 +65,31 @@ class TaskStepper(Stepper):
         """
         outputs: Outputs = {}
         total: Any = 0.0
-        stepped, iteration = False, self._progress.iteration + 1
+        stepped = False
+        iteration = self._progress.iteration + 1
         self.batch_samples = self._task.num_samples(batch)
         for step in self._steps:
             if iteration % step.every or not step.trained:
                 continue
-            self.step, self.optimizer, self._doing = step.name, step.optimizer, step
-            of_step = super().iterate(window, batch_idx, batch)
+            self.step = step.name
+            self.optimizer = step.optimizer
+            self._task_step = step
+            of_step = super().train_batch(window, batch_idx, batch)
             stepped |= self.stepped
             outputs.update((f"{step.name}/{name}", value) for name, value in of_step.items())
             total = total + of_step["loss"]
-        self.step, self.optimizer, self.stepped = "", self._all, stepped
-        outputs["loss"], self.loss_weights["loss"] = total, self.batch_samples
+        self.step = ""
+        self.optimizer = self._all_optimizers
+        self.stepped = stepped
+        outputs["loss"] = total
+        self.loss_weights["loss"] = self.batch_samples
         return outputs
 
-    def _forward_backward(self, batch_idx: int, batch: Any, *, closes: bool) -> Outputs:
-        step = self._doing
+    def _forward_backward(self, batch_idx: int, batch: Any, *, ends_window: bool) -> Outputs:
+        step = self._task_step
         # The forward pass must not see that the others require gradients, or its backward would compute them.
         with without_gradients(step.others):
-            outputs = super()._forward_backward(batch_idx, batch, closes=closes)
+            outputs = super()._forward_backward(batch_idx, batch, ends_window=ends_window)
         self._ranks.average(step.trained, step.name)
         return outputs
 

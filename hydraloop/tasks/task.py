@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from hydraloop.engine.loss_weighting import SumAndCount, check_form, mean_of, no_loss_error
+from hydraloop.engine.loss_weighting import SumAndCount, check_form, loss_of, mean_of
 from hydraloop.engine.messages import check_scalar_name, plain, scalars_of
 from hydraloop.errors import UserError
 from hydraloop.tasks.metrics import Metric
@@ -225,11 +225,7 @@ class Task(nn.Module):
             result = self.forward(batch)
         finally:
             self.training = training
-        try:
-            loss = result[LOSS]
-        except (KeyError, TypeError, IndexError):
-            raise no_loss_error(self, result) from None
-        check_form(self, loss)
+        loss = loss_of(self, result)
         self.logged.update({**dict(scalars_of(result)), **self.logged})
         self._count(loss, samples, result)
         found = {**result, LOSS: loss if isinstance(loss, Tensor) else mean_of(loss)}

@@ -63,11 +63,11 @@ class Distributed:
             autocast: the dtype in which the model computes; None: that of its parameters.
         """
 
-    def wrap(self, task: nn.Module, *, again: bool = False) -> nn.Module:
+    def wrap(self, task: nn.Module, *, is_first: bool = True) -> nn.Module:
         """Return the module whose forward the engine calls in training.
 
         Args:
-            again: whether the task has been wrapped before. Then buffers stay as they are on each rank.
+            is_first: False: the task has been wrapped before, so its tensors stay as they are on each rank.
         """
         return task
 

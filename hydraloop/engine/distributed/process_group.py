@@ -138,19 +138,19 @@ class ProcessGroup(Distributed):
             shard(model, self._options.fsdp, self._device, autocast)
             self._model = model
 
-    def wrap(self, task: nn.Module, *, again: bool = False) -> nn.Module:
+    def wrap(self, task: nn.Module, *, is_first: bool = True) -> nn.Module:
         """With DDP, return the task in `DistributedDataParallel`; with FSDP2, the task."""
         if self.sharded:
             return task
         options = self._options
-        if again:  # DDP is in a reference cycle: free the old one and its buckets before the new one is made
+        if not is_first:  # DDP is in a reference cycle: free the old one and its buckets before the new one is made
             self._ddp = None
             gc.collect()
         self._ddp = wrap_in_ddp(
             task,
             bucket_cap_mb=options.bucket_cap_mb,
             find_unused_parameters=options.find_unused_parameters,
-            sync=not again,
+            sync=is_first,
         )
         return cast(nn.Module, self._ddp)
 

@@ -66,7 +66,8 @@ def collectives(distributed: Distributed, accumulate: int, kind: type[Regression
         run_dir=Path(run_dir),
         distributed=distributed,
     )
-    engine.requests._next_exchange = 10**9  # exchanges among the hosts have another test
+    flag = engine.requests._flag  # exchanges among the hosts have another test
+    flag._sent_in, flag._interval = "train", 10**9
     engine.train()
     return counted.steps, counted.collectives
 

@@ -149,15 +149,6 @@ def test_the_option_gives_a_closure_to_an_optimizer_that_does_not_require_one(tm
     assert sum(calls) == 2
 
 
-class SAMOfTwo(SAM):
-    """A SAM that calls the closure for the first gradient, too."""
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        self.zero_grad()
-        closure()
-        super().step(closure)
-
-
 class WarmSAM(SAM):
     """A SAM whose distance is 0 in the first step."""
 
@@ -223,10 +214,9 @@ class DataSAM(optim.SGD):
     [
         (lambda parameters: optim.LBFGS(parameters, max_iter=1), 1, False),
         (lambda parameters: SAM(parameters, lr=0.1), 2, True),
-        (lambda parameters: SAMOfTwo(parameters, lr=0.1), 2, False),
         (lambda parameters: DataSAM(parameters, lr=0.1), 2, True),
     ],
-    ids=["lbfgs", "sam", "sam of two", "data"],
+    ids=["lbfgs", "sam", "data"],
 )
 def test_a_step_evaluates_as_often_as_a_loop_by_hand(
     make: Any, calls: int, needs_gradients: bool, tmp_path: Path
