@@ -21,6 +21,8 @@ Window = Sequence[int]
 class Batches:
     """The loaders of a run, whose batches it moves to the device.
 
+    For each epoch, call `windows`; then `fetch` for each batch of a window; then `end_epoch`.
+
     Args:
         loaders: of batches.
         run: its device, its settings and its progress.
@@ -32,9 +34,12 @@ class Batches:
     """`loaders.train`, in a `ResumableLoader` if it does not know its position."""
 
     def __init__(self, loaders: Loaders, run: Run) -> None:
-        self._device, self._settings, self._progress = run.device, run.settings, run.progress
-        self._rest: Iterator[tuple[int, Any]] | None = None
+        self._device = run.device
+        self._settings = run.settings
+        self._progress = run.progress
         self._move = mover(run.device, run.settings.channels_last)
+        self._rest: Iterator[tuple[int, Any]] | None = None
+        """The rest of the epoch: batches on the device, with their indices. None before its first `fetch`."""
         self.asked_at = 0.0
         """When training asked for its current batch (`perf_counter`)."""
         self.waited = 0.0
@@ -70,10 +75,10 @@ class Batches:
         Returns:
             The number of train batches on each rank.
         """
-        mine = {"train": 0, **{key: len(loader) for key, loader in self.loaders.by_key().items()}}
-        gathered: list[dict[str, int]] = ranks.gather(mine)
-        for split in mine if ranks.sharded else ("train",):
-            lengths = [one.get(split, 0) for one in gathered]
+        lengths_here = {"train": 0, **{key: len(loader) for key, loader in self.loaders.by_key().items()}}
+        of_ranks: list[dict[str, int]] = ranks.gather(lengths_here)
+        for split in lengths_here if ranks.sharded else ("train",):
+            lengths = [of_rank.get(split, 0) for of_rank in of_ranks]
             if len(set(lengths)) > 1:
                 raise UserError(
                     f"the ranks have different numbers of batches in an epoch: {', '.join(map(str, lengths))}; those "
@@ -81,7 +86,7 @@ class Batches:
                     key=f"data.{split.replace('/', '.')}",
                     remedy="Give each rank the same number of batches, as hydraloop's loader does.",
                 )
-        return [one["train"] for one in gathered]
+        return [of_rank["train"] for of_rank in of_ranks]
 
     @property
     def epoch_length(self) -> int:
@@ -92,21 +97,22 @@ class Batches:
         self, loader: Loader | None, batches: Iterable[Any] | None = None, count: int | None = None
     ) -> Iterator[Any]:
         """Iterate over `batches` of the loader (None: all of them), at most `count`, moved to the device."""
+        if batches is None:
+            batches = loader or ()
+        if count is not None:
+            batches = islice(batches, count)
         ahead = self._settings.prefetch and reads_ahead(loader)
-        found = loader or () if batches is None else batches
-        return prefetched(found if count is None else islice(found, count), self._move, self._device, ahead=ahead)
+        return prefetched(batches, self._move, self._device, ahead=ahead)
 
     def windows(self) -> Iterable[Window]:
         """Return the windows from the position of the run to the end of the epoch, or of the run.
 
-        A window has `accumulate` batches; the last one of an epoch, and of the run, may have fewer. Call `fetch` for
-        each batch, and then `end_epoch`.
+        A window has `accumulate` batches; the last one of an epoch, and of the run, may have fewer.
         """
-        progress, accumulate = self._progress, self._settings.accumulate
-        trained = range(progress.batch_in_epoch, progress.epoch_length)[: progress.max_iters - progress.iteration]
-        if accumulate == 1:
-            return zip(trained)  # without a Python frame in each iteration
-        return (trained[start : start + accumulate] for start in range(0, len(trained), accumulate))
+        progress = self._progress
+        accumulate = self._settings.accumulate
+        indices = range(progress.batch_in_epoch, progress.epoch_length)[: progress.max_iters - progress.iteration]
+        return (indices[start : start + accumulate] for start in range(0, len(indices), accumulate))
 
     def end_epoch(self) -> None:
         """Drop the rest of the epoch. After the last batch, read the loader to its end, where workers end.
@@ -131,22 +137,24 @@ class Batches:
         Raises:
             UserError: the loader yields fewer batches than its length.
         """
-        self.asked_at = asked_at = perf_counter()
+        self.asked_at = perf_counter()
         if self._rest is None:
             self._rest = self._rest_of_epoch()  # here, because it may start workers, for which training waits
         for _, batch in self._rest:
-            self.waited = perf_counter() - asked_at
+            self.waited = perf_counter() - self.asked_at
             return batch
         raise self._wrong_length(str(batch_idx))
 
     def _rest_of_epoch(self) -> Iterator[tuple[int, Any]]:
         """Return the batches from the position of the run on, on the device, with their indices in the epoch."""
-        loader, progress = self.train_loader, self._progress
+        loader = self.train_loader
         assert loader is not None  # check_trainable
+        progress = self._progress
         first = progress.batch_in_epoch
-        left = progress.epoch_length - first if progress.epoch_length < len(loader) else None
+        # Without a limit, the loader is read to its end, which shows whether its length is right.
+        count = progress.epoch_length - first if progress.epoch_length < len(loader) else None
         batches = loader.begin(first, progress.iteration)
-        return enumerate(self.on_device(self.loaders.train, batches, left), start=first)
+        return enumerate(self.on_device(self.loaders.train, batches, count), start=first)
 
     def _wrong_length(self, got: str) -> UserError:
         return UserError(

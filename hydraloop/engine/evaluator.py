@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class Preempted(BaseException):
-    """Raised in a validation or test that is left because the run is preempted. No hook may catch it."""
+    """Ends a validation or test early, because the run is preempted. No hook may catch it."""
 
 
 class Evaluator:
@@ -45,8 +45,12 @@ class Evaluator:
     """
 
     def __init__(self, run: Run, batches: Batches, requests: Requests, records: Records) -> None:
-        self._run, self._batches, self._progress, self._calls = run, batches, run.progress, run.calls
-        self._requests, self._records = requests, records
+        self._run = run
+        self._progress = run.progress
+        self._calls = run.calls
+        self._batches = batches
+        self._requests = requests
+        self._records = records
         self._interval = Every(run.settings.val_interval, run.settings.val_begin)
         self._evaluate_batch = run.precision.forward(run.task.evaluate)
         self._contexts: ExitStack | None = None
@@ -75,30 +79,14 @@ class Evaluator:
 
     # What hooks and other parts ask for. -----------------------------------------------------------------------------
 
-    def is_due(self) -> bool:
-        """Return whether to validate now: by the interval or at the end of training, once for each iteration.
-
-        A stop by `max_time` is not an end: a resumed run trains on, as if it had never stopped. A preempted run does
-        not validate; a resumed run does it instead.
-        """
-        progress, rule, settings = self._progress, self._interval, self._run.settings
-        if self._requests.preempted_by is not None or self._batches.loaders.val is None:
-            return False
-        if rule.interval is None or progress.last_validation == progress.iteration:
-            return False
-        ends = progress.is_complete or self._requests.stop_reason not in (None, settings.out_of_time)
-        if settings.val_by_epoch:
-            return ends or (progress.batch_in_epoch == 0 and rule.fires_at(progress.epoch))
-        return ends or rule.times_until(progress.iteration) > rule.times_until(progress.last_validation)
-
     def during(self, context: AbstractContextManager[Any]) -> None:
-        """Enter `context` now, and leave it after the last iteration of this validation or test, also after an error.
+        """Enter `context` now, and exit it after the last iteration of this validation or test, also after an error.
 
         Raises:
             RuntimeError: not called in before_val_epoch or before_test_epoch.
         """
         if self._contexts is None:
-            raise RuntimeError("call during_evaluation in before_val_epoch or before_test_epoch")
+            raise RuntimeError("call during in before_val_epoch or before_test_epoch")
         self._contexts.enter_context(context)
 
     def report_best(self, best: Best | None) -> None:
@@ -111,8 +99,8 @@ class Evaluator:
 
     def higher_is_better(self, metric: str) -> bool | None:
         """Return whether high values of one of `metric_names` are good; None if the metric does not say."""
-        found: bool | None = self._run.task.higher_is_better(self.without_data_set(metric))
-        return found
+        is_better: bool | None = self._run.task.higher_is_better(self.without_data_set(metric))
+        return is_better
 
     @property
     def comparable(self) -> dict[str, float]:
@@ -145,25 +133,26 @@ class Evaluator:
             Exception: of the data set, the collate function or the task. An error in computing the metrics is a
                 warning, because some need more samples.
         """
-        settings, data_sets = self._run.settings, sets_of(self._batches.loaders.val)
-        if self.names_are_known or settings.val_interval is None or not settings.sanity_val_steps:
+        settings = self._run.settings
+        data_sets = sets_of(self._batches.loaders.val)
+        if self.names_are_known or not data_sets or settings.val_interval is None or not settings.sanity_val_steps:
             return
-        numbers: list[str] = []
+        names: list[str] = []
         try:
-            for name, loader in data_sets.items():
-                with self.without_effect(name):
-                    found = self._first_metrics(loader, settings.sanity_val_steps)
+            for data_set, loader in data_sets.items():
+                with self.without_effect(data_set):
+                    metrics = self._first_metrics(loader, settings.sanity_val_steps)
                 end_workers(loader)  # hooks may change the data set before the first validation
-                if not found:
+                if not metrics:
                     return
-                numbers += found
+                names += metrics
         except Exception as error:
             error.add_note(
                 "In the sanity step before the run, with the first validation data (engine.sanity_val_steps)."
             )
             raise
-        if data_sets:
-            self.metric_names, self.names_are_known = tuple(numbers), True
+        self.metric_names = tuple(names)
+        self.names_are_known = True
 
     def _first_metrics(self, loader: Loader, steps: int) -> dict[str, float]:
         """Return the metrics over the first batches of a loader; an empty dict if they are not known."""
@@ -184,26 +173,43 @@ class Evaluator:
 
     def validate_if_scheduled(self) -> None:
         """Validate if it is time to. After `pause_after` validations, preempt the run, unless training ends here."""
-        if self.is_due():
+        if self._is_scheduled():
             self.validate()
-        if self._pauses() and not self._requests.stopping and not self._progress.is_complete:
+        if self._reached_pause() and not self._requests.stopping and not self._progress.is_complete:
             self._requests.preempt(self._run.settings.pause, agreed=True)
             self._requests.act()
 
-    def _pauses(self) -> bool:
-        """Return whether the run has reached `pause_after`; also after a resume from there."""
-        progress, settings = self._progress, self._run.settings
+    def _is_scheduled(self) -> bool:
+        """Return whether to validate now: by the interval or at the end of training, once for each iteration.
+
+        A stop by `max_time` is not an end: a resumed run trains on, as if it had never stopped. A preempted run does
+        not validate; a resumed run does it instead.
+        """
+        progress = self._progress
+        settings = self._run.settings
+        if self._requests.preempted_by is not None or self._batches.loaders.val is None:
+            return False
+        if settings.val_interval is None or progress.last_validation == progress.iteration:
+            return False
+        if progress.is_complete or self._requests.stop_reason not in (None, settings.out_of_time):
+            return True
+        if settings.val_by_epoch:
+            return progress.batch_in_epoch == 0 and self._interval.fires_at(progress.epoch)
+        # In a resumed run, a validation may have been missed.
+        return self._interval.times_until(progress.iteration) > self._interval.times_until(progress.last_validation)
+
+    def _reached_pause(self) -> bool:
+        """Return whether the run has had `pause_after` validations; also after a resume from there."""
+        settings = self._run.settings
         if settings.pause_after is None or self._batches.loaders.val is None:
             return False
-        return (
-            self._interval.times_until(progress.epoch if settings.val_by_epoch else progress.iteration)
-            >= settings.pause_after
-        )
+        position = self._progress.epoch if settings.val_by_epoch else self._progress.iteration
+        return self._interval.times_until(position) >= settings.pause_after
 
     def validate(self) -> dict[str, float]:
-        """Validate, then act on requests. Return the metrics of the last validation that was not left.
+        """Validate, then act on requests. Return the metrics of the last complete validation.
 
-        A preempted run leaves it unfinished; a resumed run validates instead.
+        A preempted run does not finish it; a resumed run validates instead.
         """
         calls = self._calls
         with suppress(Preempted), self._progress.in_mode("val"):
@@ -221,12 +227,13 @@ class Evaluator:
         return self.metrics
 
     def test(self, checkpoint: Path | None) -> dict[str, float]:
-        """Test, then act on requests. Return the metrics. A preempted run leaves the test unfinished.
+        """Test, then act on requests. Return the metrics. A preempted run does not finish the test.
 
         Args:
             checkpoint: the file whose weights are tested; None: the current weights.
         """
-        calls, completed = self._calls, False
+        calls = self._calls
+        is_complete = False
         with suppress(Preempted), self._progress.in_mode("test"), self._weights_of(checkpoint):
             calls.before_test()
             with self.evaluating():
@@ -239,39 +246,31 @@ class Evaluator:
             self.test_metrics = metrics
             calls.after_test_epoch(metrics)
             calls.after_test()
-            completed = True
+            is_complete = True
         self._requests.act()
-        if completed:  # nothing is left for a resumed run
+        if is_complete:  # a resumed run would have nothing to do
             self._requests.forget_preemption()
         return self.test_metrics
 
     def _warn_of_nan(self) -> None:
         """Warn once if metrics that are not NaN count as NaN."""
-        lost = [name for name, value in self.comparable.items() if math.isnan(value) > math.isnan(self.metrics[name])]
-        if lost and self._run.ranks.is_main and not self._has_warned:
+        names = [name for name, value in self.comparable.items() if math.isnan(value) > math.isnan(self.metrics[name])]
+        if names and self._run.ranks.is_main and not self._has_warned:
             self._has_warned = True
             log.warning(
                 "the validation loss is nan at iteration %d, so %s counts as nan, too, where validations are compared "
                 "(best checkpoints, early stopping, schedules, objective); engine.allow_nan=true lets it count",
-                self._progress.iteration, ", ".join(lost),
+                self._progress.iteration, ", ".join(names),
             )  # fmt: skip
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """In the body, `during` may enter contexts; they are left at its end."""
+        """In the body, `during` may enter contexts; they are exited at its end."""
         try:
             with ExitStack() as self._contexts:
                 yield
         finally:
             self._contexts = None
-
-    @contextmanager
-    def of_data_set(self, name: str) -> Iterator[None]:
-        """Set `data_set` in the body."""
-        self.data_set = name
-        try:
-            yield
-        finally:
             self.data_set = ""
 
     @contextmanager
@@ -282,18 +281,23 @@ class Evaluator:
         first that it sees, and it would compile other code for training.
         """
         task = self._run.task
-        compiled = "torch._dynamo" in sys.modules
-        eager: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+        is_compiled = "torch._dynamo" in sys.modules
+        eager: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager") if is_compiled else nullcontext()
         buffers = {name: buffer.clone() for name, buffer in task.named_buffers()}
+        self.data_set = data_set
         try:
             with (
-                self._records.muted(), self._progress.in_mode("val"), self.of_data_set(data_set),
-                eager, seeded(self._run.seed), warnings.catch_warnings(),
-            ):  # fmt: skip
+                self._records.muted(),
+                self._progress.in_mode("val"),
+                eager,
+                seeded(self._run.seed),
+                warnings.catch_warnings(),
+            ):
                 warnings.simplefilter("ignore")  # metrics warn about few samples
                 yield
                 task.reset_metrics()
         finally:
+            self.data_set = ""
             for name, buffer in task.named_buffers():  # a module may count its calls
                 if name in buffers and buffers[name].shape == buffer.shape:
                     buffer.copy_(buffers[name])
@@ -314,7 +318,8 @@ class Evaluator:
         """
         metrics: dict[str, float] = {}
         for name, loader in loaders.items():
-            with self.of_data_set(name), seeded(self.seed_of(self._progress.mode, name)):
+            self.data_set = name
+            with seeded(self.seed_of(self._progress.mode, name)):
                 self.run_batches(loader, before, after, preemptible=True)
                 metrics |= self.compute()
         return metrics
@@ -345,8 +350,9 @@ class Evaluator:
             most: the number of batches at most; None: no limit.
             preemptible: whether a preemption raises `Preempted` between two batches.
         """
-        task, ranks, requests = self._run.task, self._run.ranks, self._requests
-        samples_at, length = share_of(loader), len(loader)
+        task = self._run.task
+        samples_at = share_of(loader)
+        length = len(loader)
         self.length = self._run.settings.limited(self._progress.mode, length)
         if most is not None:
             self.length = min(self.length, most)
@@ -357,11 +363,11 @@ class Evaluator:
             for batch_idx, batch in enumerate(self._batches.on_device(loader, count=count)):
                 if preemptible:
                     if samples_at is not None:  # all ranks have equally many batches
-                        requests.exchange_in_evaluation(batch_idx)
-                    if requests.preempted_by is not None:
+                        self._requests.exchange_in_evaluation(batch_idx)
+                    if self._requests.preempted_by is not None:
                         raise Preempted
                 if samples_at is not None and samples_at(batch_idx)[0] == 0:  # only other ranks have samples in it
-                    if ranks.sharded:  # they need this rank's shard
+                    if self._run.ranks.sharded:  # they need this rank's shard
                         with task.uncounted():
                             self._evaluate_batch(batch)
                     continue
@@ -374,7 +380,8 @@ class Evaluator:
     @torch.no_grad()
     def compute(self) -> dict[str, float]:
         """Return the metrics over all batches since the last reset; called on every rank. Two host syncs."""
-        task, ranks = self._run.task, self._run.ranks
+        task = self._run.task
+        ranks = self._run.ranks
         metrics: dict[str, float] = ranks.from_main(task.compute_metrics(ranks.sum, ranks.gather))
         prefix = f"{self.data_set}/" if self.data_set else ""
         for name, matrix in task.pictures.items():

@@ -47,9 +47,15 @@ class Outcome:
         evaluator: Evaluator,
         checkpoints: Checkpoints,
     ) -> None:
-        self._run, self._batches, self._progress, self._calls = run, batches, run.progress, run.calls
-        self._messages, self._requests, self._evaluator = run.messages, requests, evaluator
-        self._checkpoints, self._loss_check = checkpoints, checkpoints.loss_check
+        self._run = run
+        self._progress = run.progress
+        self._calls = run.calls
+        self._messages = run.messages
+        self._batches = batches
+        self._requests = requests
+        self._evaluator = evaluator
+        self._checkpoints = checkpoints
+        self._loss_check = checkpoints.loss_check
         self.report = Report(run, batches, evaluator, checkpoints)
         self._began_at = 0.0
         self.error: BaseException | None = None
@@ -76,7 +82,7 @@ class Outcome:
             UserError: there is no optimizer; or another process trains in the directory, and other ranks get a
                 `PeerError`.
         """
-        _ = self._run.optimizer
+        _ = self._run.optimizer  # raises if there is none
         if lock is None:
             self._run.run_dir.mkdir(parents=True, exist_ok=True)
             yield
@@ -95,8 +101,9 @@ class Outcome:
         """Begin a use of the engine: forget how an earlier one has ended."""
         self._began_at = perf_counter()
         if self.error is not None:
-            self._messages.load_state_dict([], self._run.ranks)  # the loss of the error
-        self.error = self.result = None
+            self._messages.load_state_dict([], self._run.ranks)  # the losses since the last record
+        self.error = None
+        self.result = None
         self._loss_check.forget()
         self._requests.reset()
         if self._run.ranks.is_main:
@@ -111,29 +118,33 @@ class Outcome:
         Args:
             trains: False for a validation or test without training, which is not the run's result.
         """
-        run = self._run
         self._begin(records_code=trains)
         try:
-            with run.precision.active(), self.closing("after_run"):
+            with self._run.precision.active(), self.closing("after_run"):
                 try:
-                    with self._failing():  # on_exception is called before `result.json` is written
+                    with self._calling_on_exception():  # before `result.json` is written
                         self._evaluator.check_validation()
                         self._calls.before_run()
                         yield
                 finally:
                     self._checkpoints.close()
                     if trains:
-                        self._put_result()
+                        self._write_result()
         finally:
             self._batches.end()
             for loader in self._batches.loaders.by_key().values():
                 end_workers(loader)
-            if trains and (self.result is None or self.result.error is None) and self._failed_in_after_run():
-                self._put_result()
-            # A user's mistake, or another rank's error, is printed once, by the process that reports it.
-            told = isinstance(self.error, UserError) or self.failed_elsewhere() is not None
-            if trains and run.ranks.is_main and not told:
-                log.info("%s", self.report.end(self.result, self.error, self.seconds))
+            if trains:
+                self._end()
+
+    def _end(self) -> None:
+        """After after_run: write the result again if a closing hook has failed, and print the summary."""
+        if (self.result is None or self.result.error is None) and self._failed_in_after_run():
+            self._write_result()
+        # A user's mistake, or another rank's error, is printed once, by the process that reports it.
+        is_reported = isinstance(self.error, UserError) or self.failed_elsewhere() is not None
+        if self._run.ranks.is_main and not is_reported:
+            log.info("%s", self.report.end(self.result, self.error, self.seconds))
 
     @contextmanager
     def closing(self, point: Literal["after_train", "after_run"]) -> Iterator[None]:
@@ -142,31 +153,31 @@ class Outcome:
         The first error is raised; later errors of closing hooks are logged with their tracebacks. In the closing
         hooks, `error` is that of the body, for which on_exception was called before.
         """
-        first: BaseException | None = None
+        error_of_hook: BaseException | None = None
         try:
-            with self._failing():
+            with self._calling_on_exception():
                 yield
         finally:
             for call in self._calls.one_by_one(point):
                 try:
                     call()
-                except BaseException as late:  # after an interrupt, the other hooks still close
+                except BaseException as error:  # after an interrupt, the other hooks still close
                     if self.error is None:
-                        first = self._fail(late)
+                        error_of_hook = self._fail(error)
                     else:
-                        log.error("while closing after the first error: %s", describe(late), exc_info=late)
-            if first is not None:
-                raise first
+                        log.error("while closing after the first error: %s", describe(error), exc_info=error)
+            if error_of_hook is not None:
+                raise error_of_hook
 
     @contextmanager
-    def _failing(self) -> Iterator[None]:
+    def _calling_on_exception(self) -> Iterator[None]:
         """Call on_exception after an error in the body."""
         try:
             yield
         except BaseException as error:
-            told = self._fail(error)
-            if told is not error:
-                raise told from error
+            reported = self._fail(error)
+            if reported is not error:
+                raise reported from error
             raise
 
     def _fail(self, error: BaseException) -> BaseException:
@@ -180,8 +191,8 @@ class Outcome:
         for call in self._calls.one_by_one("on_exception"):
             try:
                 call(error)
-            except BaseException as another:  # as in `closing`
-                log.error("in on_exception: %s", describe(another), exc_info=another)
+            except BaseException as error_of_hook:  # as in `closing`
+                log.error("in on_exception: %s", describe(error_of_hook), exc_info=error_of_hook)
         return error
 
     # The result. -----------------------------------------------------------------------------------------------------
@@ -193,18 +204,22 @@ class Outcome:
             KeyboardInterrupt: a signal has preempted the run; on every rank, as without preemption.
             UserError: on every rank.
         """
-        by, unwritten = self._requests.preempted_by, self._checkpoints.unwritten
-        if self._progress.iteration <= self._checkpoints.saved_iteration or (by is None and unwritten is None):
+        preempted_by = self._requests.preempted_by
+        unwritten = self._checkpoints.unwritten
+        is_saved = self._progress.iteration <= self._checkpoints.saved_iteration
+        if is_saved or (preempted_by is None and unwritten is None):
             return
-        why = "the run has no checkpoint hook: the end of training is lost"
-        remedy = "Add the hook `checkpoint`, and train again."
         if unwritten is not None:
-            why, remedy = f"{unwritten} {END_UNWRITTEN}", "Make space, and train again from the last checkpoint."
-        if by is not None and by in signal.Signals.__members__:
+            problem = f"{unwritten} {END_UNWRITTEN}"
+            remedy = "Make space, and train again from the last checkpoint."
+        else:
+            problem = "the run has no checkpoint hook: the end of training is lost"
+            remedy = "Add the hook `checkpoint`, and train again."
+        if preempted_by is not None and preempted_by in signal.Signals.__members__:
             if self._run.ranks.is_main:
-                log.warning("%s\n  %s", why, remedy)
-            raise interrupt(signal.Signals[by])
-        raise UserError(why, key="default_hooks.checkpoint", remedy=remedy)
+                log.warning("%s\n  %s", problem, remedy)
+            raise interrupt(signal.Signals[preempted_by])
+        raise UserError(problem, key="default_hooks.checkpoint", remedy=remedy)
 
     def failed_elsewhere(self) -> str | None:
         """Return the error of another rank that failed before this one; None if no rank has.
@@ -227,9 +242,9 @@ class Outcome:
 
     def _status(self) -> tuple[Status, str | None]:
         """Return the status, and the error as text."""
-        error = self.failed_elsewhere()
-        if error is not None:
-            return "failed", error
+        elsewhere = self.failed_elsewhere()
+        if elsewhere is not None:
+            return "failed", elsewhere
         if self.error is not None:
             interrupted = isinstance(self.error, KeyboardInterrupt) or self._run.ranks.orphaned
             return "interrupted" if interrupted else "failed", describe(self.error)
@@ -246,24 +261,25 @@ class Outcome:
         do not know which values of it are better, it is the last value of the first metric. It is NaN if the run ends
         because of its loss, also without a validation, and if the loss of the last validation is NaN.
         """
-        evaluator, progress = self._evaluator, self._progress
+        evaluator = self._evaluator
         monitor: tuple[str, bool] | None = self._messages.read("monitor")
         name = next(iter(evaluator.metric_names), "loss") if monitor is None else monitor[0]
         rule: Literal["greater", "less"] | None = None
         if monitor is not None:
             rule = "greater" if monitor[1] else "less"
         if self.error is not None and self._loss_check.diverged:
-            return Objective(name, rule, math.nan, progress.iteration)
+            return Objective(name, rule, math.nan, self._progress.iteration)
         if evaluator.best is not None:
             best = evaluator.best
             return Objective(best.metric, rule, best.value, best.iteration)
         if name not in evaluator.metrics:
             return None
-        return Objective(name, rule, evaluator.comparable[name], progress.last_validation)
+        return Objective(name, rule, evaluator.comparable[name], self._progress.last_validation)
 
-    def _put_result(self) -> None:
+    def _write_result(self) -> None:
         """Set `result` and write it on rank 0. After an error of the run, an error in writing is only logged."""
-        requests, evaluator = self._requests, self._evaluator
+        requests = self._requests
+        evaluator = self._evaluator
         requests.ignore_signals()
         status, error = self._status()
         reason = requests.stop_reason if status == "stopped" else None
@@ -288,7 +304,7 @@ class Outcome:
             return
         try:
             self.result.write(self._run.run_dir)
-        except OSError as late:
+        except OSError as error_of_file:
             if self.error is None:
                 raise
-            log.error("result.json cannot be written: %s", describe(late))
+            log.error("result.json cannot be written: %s", describe(error_of_file))
