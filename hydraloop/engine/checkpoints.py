@@ -1,4 +1,4 @@
-"""Checkpoints: saves a run, restores it, and says which state is in a file."""
+"""Checkpoints: which state of a run is in a file (`_state`), saving it, and restoring it (`_set_state`)."""
 
 from __future__ import annotations
 
@@ -50,8 +50,12 @@ class Checkpoints:
         loss_check: LossCheck,
         failed: Callable[[], object],
     ) -> None:
-        self._run, self._batches, self._progress, self._calls = run, batches, run.progress, run.calls
-        self._messages, self._evaluator, self.loss_check = run.messages, evaluator, loss_check
+        self._run = run
+        self._progress = run.progress
+        self._calls = run.calls
+        self._messages = run.messages
+        self._evaluator = evaluator
+        self.loss_check = loss_check
         self._position = DataPosition(batches, run.progress, run.ranks, run.seed)
         self._saver = Saver(run.ranks, failed)
         self._loaded_from = load_from(run)
@@ -109,24 +113,27 @@ class Checkpoints:
         self.wait_for_save()
         checkpoint = self._state(optimizer=optimizer, schedulers=schedulers)
         self._calls.before_save_checkpoint(checkpoint)
-        iteration, ranks = self._progress.iteration, self._run.ranks
 
-        def settled(written: bool) -> None:
+        ranks = self._run.ranks
+        iteration = self._progress.iteration
+        buffers = {name for name, _ in self._run.model.named_buffers(remove_duplicate=False)}
+        averaging_hook: str | None = checkpoint["meta"].get("averaged_weights")
+
+        def write(saved: Checkpoint) -> bool:  # maybe in a thread, while training continues
+            self.loss_check.check_weights(broken_weights(saved, buffers, averaging_hook, ranks), iteration)
+            return write_file(path, saved, ranks, links=links, last=last, delete=delete)
+
+        def at_end(written: bool) -> None:  # on every rank
             if written:
-                self.last_checkpoint, self.saved_iteration, self.unwritten = path, iteration, None
+                self.last_checkpoint = path
+                self.saved_iteration = iteration
+                self.unwritten = None
             elif last and iteration > self.saved_iteration:
                 self.unwritten = path
             if done is not None:
                 done(written)
 
-        buffers = {name for name, _ in self._run.model.named_buffers(remove_duplicate=False)}
-        holder: str | None = checkpoint["meta"].get("averaged_weights")
-
-        def write(saved: Checkpoint) -> bool:
-            self.loss_check.check_weights(broken_weights(saved, buffers, holder, ranks), iteration)
-            return write_file(path, saved, ranks, links=links, last=last, delete=delete)
-
-        return self._saver.start(stand_alone(checkpoint, ranks), write, settled, asynchronous=asynchronous)
+        return self._saver.start(stand_alone(checkpoint, ranks), write, at_end, asynchronous=asynchronous)
 
     def save_tagged(self, tag: str) -> bool:
         """Write `<run_dir>/checkpoints/<tag>.pth`, from which `resume=auto` continues. Return as `save` does."""
@@ -139,9 +146,9 @@ class Checkpoints:
             UserError: some are not finite.
         """
         run = self._run
-        broken = not_finite({name: local(value) for name, value in run.model.named_parameters()})
-        of_all = dict.fromkeys(name for of_rank in run.ranks.gather(broken) for name in of_rank)
-        self.loss_check.check_weights(list(of_all), self._progress.iteration)
+        broken_here = not_finite({name: local(value) for name, value in run.model.named_parameters()})
+        broken = dict.fromkeys(name for of_rank in run.ranks.gather(broken_here) for name in of_rank)
+        self.loss_check.check_weights(list(broken), self._progress.iteration)
 
     def wait_for_save(self) -> bool:
         """Wait until the asynchronous save is done, on every rank. Return whether it was written; True without one."""
@@ -160,7 +167,21 @@ class Checkpoints:
 
         Called on every rank. Sharded tensors are DTensors; `stand_alone` separates them.
         """
-        run, progress = self._run, self._progress
+        run = self._run
+        progress = self._progress
+        # What ranks may have differently is gathered in one exchange.
+        bad_loss = self.loss_check.first()
+        of_ranks: list[dict[str, Any]] = run.ranks.gather(
+            {
+                "rng": seeding.rng_state(),
+                "data": self._position.state(),
+                "messages": self._messages.state_dict() or None,
+                "checksums": rank_buffers.checksums(run),
+                "bad": 0 if bad_loss is None else bad_loss.iteration,
+            }
+        )
+        self.loss_check.judge(bad_loss, [of_rank["bad"] for of_rank in of_ranks])
+
         checkpoint: Checkpoint = {
             "format": FORMAT,
             "meta": {
@@ -177,14 +198,9 @@ class Checkpoints:
             "state_dict": run.model.state_dict(),
             "hooks": self._hook_states(),
             "precision": run.precision.state_dict(),
-            "rng": seeding.of_all_ranks(run.ranks.gather(seeding.rng_state())),
+            "rng": seeding.of_all_ranks([of_rank["rng"] for of_rank in of_ranks]),
             "progress": progress.state_dict(),
         }
-        own: dict[str, Any] = {"data": self._position.state(), "messages": self._messages.state_dict() or None}
-        bad = self.loss_check.first()
-        own |= {"checksums": rank_buffers.checksums(run), "bad": 0 if bad is None else bad.iteration}
-        of_ranks = run.ranks.gather(own)
-        self.loss_check.judge(bad, [of_rank["bad"] for of_rank in of_ranks])
         for entry in ("data", "messages"):
             states = [of_rank[entry] for of_rank in of_ranks]
             if any(state is not None for state in states):
@@ -206,15 +222,18 @@ class Checkpoints:
         A state that another rank does not have is left out: gathering its sharded tensors would wait for that rank.
         """
         run = self._run
-        found = {
+        states = {
             name: self._calls.run_for(name, "state_dict", hook.state_dict)
             for name, hook in self._hooks_with_state().items()
             if run.ranks.is_main or not hook.rank_zero_only
         }
-        states = {name: state for name, state in found.items() if state is not None}
-        gathered: list[list[str]] = run.ranks.gather(list(states))
-        alone = {name for name, hook in run.hooks.items() if hook.rank_zero_only}
-        return {name: state for name, state in states.items() if name in alone or all(name in had for had in gathered)}
+        states = {name: state for name, state in states.items() if state is not None}
+        of_ranks: list[list[str]] = run.ranks.gather(list(states))
+        return {
+            name: state
+            for name, state in states.items()
+            if run.hooks[name].rank_zero_only or all(name in of_rank for of_rank in of_ranks)
+        }
 
     def _hooks_with_state(self) -> dict[str, Hook]:
         return {name: hook for name, hook in self._run.hooks.items() if hook.overrides("state_dict")}
@@ -228,28 +247,29 @@ class Checkpoints:
         Raises:
             UserError: the file does not fit the run; names the entry.
         """
-        settings, progress = self._run.settings, self._progress
         if self.loaded:
             return
         self.loaded = True
+        settings = self._run.settings
+        progress = self._progress
         if settings.resume is not None:
-            self._generators = self.restore(settings.resume)
+            self._generators = self._restore(settings.resume)
             log.info("resumed from %s, iteration %d", settings.resume, progress.iteration)
             if progress.is_complete:
                 option = "max_epochs" if settings.max_iters is None else "max_iters"
                 text = "all %d iterations are done; to train longer, set engine.%s higher"
                 log.info(text, progress.iteration, option)
         elif self._loaded_from is not None:
-            checkpoint, self._loaded_from = self._loaded_from, None
-            self._calls.after_load_checkpoint(checkpoint)
+            self._calls.after_load_checkpoint(self._loaded_from)
+            self._loaded_from = None
 
     def restore_generators(self) -> None:
         """Restore the saved states of the random generators, once: where training begins.
 
         Evaluations before it draw from others.
         """
-        states, self._generators = self._generators, None
-        seeding.set_rng_state(states)
+        seeding.set_rng_state(self._generators)
+        self._generators = None
 
     def load_for_evaluation(self, checkpoint: Checkpoint, key: str) -> None:
         """Take the weights, averaged or raw, and the task's own state from a loaded file; nothing is resumed later.
@@ -266,7 +286,7 @@ class Checkpoints:
             self._progress.load_state_dict(checkpoint["progress"])
         self.loaded = True
 
-    def restore(self, path: Path) -> dict[str, Any] | None:
+    def _restore(self, path: Path) -> dict[str, Any] | None:
         """Restore the state of the run in a checkpoint, then call after_load_checkpoint.
 
         Returns:
@@ -283,12 +303,15 @@ class Checkpoints:
             for line in resumed(checkpoint["meta"], now):
                 log.info("%s", line)
         self._set_state(checkpoint)
-        self.resumed_from, self.saved_iteration = path, self._progress.iteration
+        self.resumed_from = path
+        self.saved_iteration = self._progress.iteration
         self._calls.after_load_checkpoint(checkpoint)
         return deepcopy(seeding.of_rank(checkpoint["rng"], run.ranks.rank))  # the file is mapped to memory
 
     def _set_state(self, checkpoint: Checkpoint) -> None:
-        run, progress, strict = self._run, self._progress, self._run.settings.resume_strict
+        run = self._run
+        progress = self._progress
+        strict = run.settings.resume_strict
         load_weights(run, checkpoint["state_dict"], "resume")
         load_own_state(run, checkpoint)
         for entry in ("optimizer", "schedulers"):
