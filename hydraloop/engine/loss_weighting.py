@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn, optim
+from torch import Tensor, optim
 
 from hydraloop.engine.batch_transfer import copies_without_blocking
 from hydraloop.engine.distributed.comm import Distributed, Pending
@@ -262,17 +262,4 @@ def empty_batch_error(batch_idx: int) -> UserError:
         f"batch {batch_idx} (from 0) of this epoch has no samples",
         key="data.loader.collate_fn",
         remedy="Let it return at least one sample, or leave such samples out of the data set.",
-    )
-
-
-def sparse_error(model: nn.Module, error: BaseException) -> UserError | None:
-    """Return the error of torch for sparse gradients as one message; None if `error` is another one."""
-    names = [name for name, module in model.named_modules() if getattr(module, "sparse", False) is True]
-    if not (names and isinstance(error, RuntimeError) and "sparse" in str(error).lower()):
-        return None
-    return UserError(
-        f"the gradients of {', '.join(names)} are sparse: {str(error).partition('. ')[0]}",
-        key="task.model",
-        remedy="Use sparse=False in the model. Sparse gradients work with optimizer=adagrad, and with optimizer=sgd "
-        "optimizer.weight_decay=0, if neither FSDP2 nor default_hooks.grad_clip.clip_value is used.",
     )

@@ -1,7 +1,4 @@
-"""What hooks tell each other: facts, read on demand, and scalars, averaged between two records without a host sync.
-
-The mean over ranks is in `distributed/mean_over_ranks.py`.
-"""
+"""What hooks tell each other: facts, read on demand, and scalars, averaged between two records without a host sync."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hydraloop.engine.distributed.comm import Distributed, MeanOverRanks
+from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.hook import Mode
 from hydraloop.engine.progress import Progress
 from hydraloop.errors import UserError
@@ -134,7 +131,6 @@ class Messages:
     def __init__(self) -> None:
         self._facts: dict[str, Callable[[], Any]] = {}
         self._values: dict[str, _Values] = {}
-        self._over_ranks = MeanOverRanks()
 
     # Facts. ----------------------------------------------------------------------------------------------------------
 
@@ -175,7 +171,7 @@ class Messages:
         """Return the mean of each name since the last call, and begin again for the next record.
 
         One host sync for each device that has values, for any number of names. With several ranks, one exchange among
-        the hosts; three more for a name that no rank has had before.
+        the hosts.
 
         Args:
             over: the ranks over which the mean is taken; called on each of them. None: this rank alone. If only some
@@ -186,14 +182,7 @@ class Messages:
         means = {name: total / (weight + count) for name, (total, weight, count) in read.items() if weight + count}
         if over is None or over.world_size == 1:
             return means
-        return self._over_ranks.mean(means, over, {name: read[name][1] or 1.0 for name in means})
-
-    def total(self, name: str) -> float:
-        """Return the weighted sum of a name since the last record; 0 without values. One host sync for each device."""
-        values = self._values.get(name)
-        if values is None:
-            return 0.0
-        return _read([values.total])[0]
+        return mean_over_ranks(means, over, {name: read[name][1] or 1.0 for name in means})
 
     def state_dict(self) -> dict[str, list[float]]:
         """Return the sum, weight and count since the last record, without times. One host sync for each device that has
@@ -224,6 +213,18 @@ class Messages:
         pairs = {name: (values.total, values.weight) for name, values in self._values.items()}
         numbers = iter(_read([part for pair in pairs.values() for part in pair]))
         return {name: (next(numbers), next(numbers), self._values[name].count) for name in pairs}
+
+
+def mean_over_ranks(values: Mapping[str, float], ranks: Distributed, weights: Mapping[str, float]) -> dict[str, float]:
+    """Return the weighted mean of each name over the ranks that have it; called on every rank."""
+    of_ranks: list[dict[str, tuple[float, float]]] = ranks.gather(
+        {name: (value, weights[name]) for name, value in values.items()}
+    )
+    means = {}
+    for name in dict.fromkeys(name for of_rank in (values, *of_ranks) for name in of_rank):
+        pairs = [of_rank[name] for of_rank in of_ranks if name in of_rank]
+        means[name] = sum(value * weight for value, weight in pairs) / sum(weight for _, weight in pairs)
+    return means
 
 
 def scalars_of(outputs: Mapping[str, Any]) -> Iterator[tuple[str, float | Tensor]]:

@@ -14,7 +14,6 @@ from hydraloop.engine.batches import Batches
 from hydraloop.engine.checkpoints import Checkpoints
 from hydraloop.engine.evaluator import Evaluator
 from hydraloop.engine.loaders import end_workers
-from hydraloop.engine.loss_weighting import sparse_error
 from hydraloop.engine.requests import Requests
 from hydraloop.engine.run import Run
 from hydraloop.engine.summary import Report
@@ -163,7 +162,8 @@ class Outcome:
                     call()
                 except BaseException as error:  # after an interrupt, the other hooks still close
                     if self.error is None:
-                        error_of_hook = self._fail(error)
+                        self._fail(error)
+                        error_of_hook = error
                     else:
                         log.error("while closing after the first error: %s", describe(error), exc_info=error)
             if error_of_hook is not None:
@@ -175,25 +175,20 @@ class Outcome:
         try:
             yield
         except BaseException as error:
-            reported = self._fail(error)
-            if reported is not error:
-                raise reported from error
+            self._fail(error)
             raise
 
-    def _fail(self, error: BaseException) -> BaseException:
-        """Call on_exception for the first error of the run, before any closing hook. Return the error to raise."""
+    def _fail(self, error: BaseException) -> None:
+        """Call on_exception for the first error of the run, before any closing hook."""
         if self.error is not None:
-            return error
-        self.error = error = sparse_error(self._run.model, error) or error
-        if "device-side assert" in str(error):
-            error.add_note("An index is out of range, usually a label or a token: engine.device=cpu names it.")
+            return
+        self.error = error
         self._run.ranks.abandon(error)  # before any hook, so that no hook waits for the other ranks
         for call in self._calls.one_by_one("on_exception"):
             try:
                 call(error)
             except BaseException as error_of_hook:  # as in `closing`
                 log.error("in on_exception: %s", describe(error_of_hook), exc_info=error_of_hook)
-        return error
 
     # The result. -----------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from hydraloop.engine.evaluator import Evaluator, check_evaluable, equal_buffers
 from hydraloop.engine.hook import Mode
 from hydraloop.engine.loaders import Loader, Loaders, sets_of, share_of
 from hydraloop.engine.run import Run
-from hydraloop.engine.seeding import seeded, with_states
+from hydraloop.engine.seeding import seeded
 from hydraloop.engine.train_mode import in_eval_mode
 from hydraloop.errors import UserError
 
@@ -67,14 +67,13 @@ def predict_batches(run: Run, batches: Batches, evaluator: Evaluator, loader: Lo
     with run.precision.active(), run.progress.in_mode(mode), evaluator.evaluating(), in_eval_mode(task):
         before_epoch()  # ema and tta
         try:
-            with equal_buffers(run), seeded(evaluator.seed_of(mode, data_set)) as outside:
+            with equal_buffers(run), seeded(evaluator.seed_of(mode, data_set)):
                 for batch_idx, batch in enumerate(batches.on_device(loader)):
                     own = _of_samples(predict(batch), task.num_samples(batch), type(task).__name__)
                     # In a filler batch, only other ranks have samples.
                     has_samples = samples_at is None or samples_at(batch_idx)[0] > 0
                     parts = [part for part in ranks.gather(own if has_samples else None) if part is not None]
-                    with with_states(outside):  # the caller draws from its own generators
-                        yield from parts
+                    yield from parts
         except Exception as error:
             ranks.abandon(error)
             raise

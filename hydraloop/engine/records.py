@@ -17,7 +17,7 @@ from torch import Tensor
 from hydraloop.engine.call_table import CallTable
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.hook import Mode
-from hydraloop.engine.messages import PLAIN, RESERVED, as_tensor, plain, position
+from hydraloop.engine.messages import PLAIN, as_tensor, plain, position
 from hydraloop.engine.progress import Progress
 from hydraloop.errors import UserError
 from hydraloop.files.atomic import file_name
@@ -148,26 +148,20 @@ FOLDER = "media"
 class Records:
     """Logs records and objects on rank 0, for every tracker of the run. On other ranks, the methods do nothing.
 
-    An object is a file, `<run_dir>/media/val/predictions_iter_400.png`, and a record that names it: `{"mode": "val",
-    "epoch", "iteration", "objects": [{"kind": "image", "name": "predictions", "path": "media/val/…"}]}`. Trackers show
-    it as `val/predictions`. A tracker that cannot show an object of this kind prints one warning.
+    An object is a file, `<run_dir>/media/val/predictions_iter_400.png`, and a record that names it. Trackers show it as
+    `val/predictions`. A name that begins with `train/`, `val/` or `test/` sets the mode; by default, it is the current
+    one. An object of the same name and iteration replaces the first one.
 
-    The mode is `val` or `test` during an evaluation, otherwise `train`. A name that begins with `train/`, `val/` or
-    `test/` sets it. A name may have several parts, `layers/1`. An object of the same name and
-    iteration replaces the first one.
-
-    All methods that log an object return the path of its file; None on other ranks. They raise a `UserError` if a part
-    of the name is empty, `.` or `..`, or has a character that cannot be printed, or if the name is also that of a
-    number or of an object of another kind; and an `OSError` if the file cannot be written.
+    The methods return the path of the file; None on other ranks. They raise a `UserError` if a part of the name is
+    empty, `.` or `..`, or cannot be printed, and an `OSError` if the file cannot be written.
     """
 
     def __init__(self, run_dir: Path, ranks: Distributed, progress: Progress, calls: CallTable) -> None:
-        self._run_dir, self._ranks, self._progress, self._calls = run_dir, ranks, progress, calls
+        self._run_dir = run_dir
+        self._ranks = ranks
+        self._progress = progress
+        self._calls = calls
         self._muted = False
-        self._kinds: dict[str, str] = {}
-        """What a name is in trackers: `{"train/loss": "number", "val/predictions": "image"}`."""
-        self._known: set[tuple[str, ...]] = set()
-        """Mode and names of records whose names are in `_kinds`."""
 
     def __call__(self) -> list[dict[str, Any]]:
         """Return what the run has written to `metrics.jsonl`, as rows; see `hydraloop.records`. On any rank."""
@@ -189,19 +183,11 @@ class Records:
             record: numbers and strings by name. It may begin with `mode`, `epoch` and `iteration`; by default, these
                 are the current ones. Scalars of numpy and torch become plain numbers: a host sync for each tensor on
                 an accelerator.
-
-        Raises:
-            UserError: an object has the name of one of the numbers.
         """
         if self._muted or not self._ranks.is_main:
             return
         if not PLAIN.issuperset(map(type, record.values())):  # a third of the time of a look at each value
             record = {name: plain(value) for name, value in record.items()}
-        mode = record.get("mode", self._progress.mode)
-        if (mode, *record) not in self._known:
-            for name in record.keys() - set(RESERVED):
-                self._claim(f"{mode}/{name}", "number")
-            self._known.add((mode, *record))
         self._calls.on_log(record)
 
     def log_image(self, name: str, image: Any) -> Path | None:
@@ -277,11 +263,9 @@ class Records:
         mode, name = self._place(name)
         if self._muted or not self._ranks.is_main:
             return None
-        self._claim(f"{mode}/{name}", kind)
         entries = position(self._progress, mode)
         parts = name.removesuffix(suffix).split("/")
         stem, suffix = "/".join([FOLDER, mode, *map(file_name, parts)]), file_name(suffix, longest=50)
-        self._claim(f"{stem}{suffix}", f"{kind} {name}")
         file = f"{stem}_iter_{entries['iteration']}{suffix}"
         path = self._run_dir / file
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -300,12 +284,6 @@ class Records:
                 remedy="Use a name such as predictions or val/predictions.",
             )
         return cast(Mode, mode), rest
-
-    def _claim(self, name: str, kind: str) -> None:
-        """Refuse a name that is used for another kind: trackers would show one of them, or none."""
-        before = self._kinds.setdefault(name, kind)
-        if before != kind:
-            raise UserError(f"{name} is the name of two things, {before} and {kind}", remedy="Rename one of them.")
 
 
 def write_json(path: Path, content: Any) -> None:

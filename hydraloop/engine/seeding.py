@@ -114,28 +114,13 @@ def set_rng_state(state: dict[str, Any] | None) -> None:
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[dict[str, Any]]:
-    """In the body, the generators start from `seed`; then they are as before. Yields their states before.
-
-    No device sync.
-    """
+def seeded(seed: int) -> Iterator[None]:
+    """In the body, the generators start from `seed`; then they are as before. No device sync."""
     before = rng_state()
     seed_everything(seed)
     try:
-        yield before
-    finally:
-        set_rng_state(before)
-
-
-@contextmanager
-def with_states(states: dict[str, Any]) -> Iterator[None]:
-    """In the body, the generators continue from `states`, which then becomes their states at the end of the body."""
-    before = rng_state()
-    set_rng_state(states)
-    try:
         yield
     finally:
-        states |= rng_state()
         set_rng_state(before)
 
 

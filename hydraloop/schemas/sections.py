@@ -63,7 +63,7 @@ class EngineConf:
     busy machine (parallel jobs of a sweep), because waiting threads keep their cores busy."""
     compile: Any = False
     """Whether to compile the model with torch.compile: false, true, or its options ({mode: max-autotune}). False:
-    compiling takes seconds to minutes. Of the backend's `options`, only numbers and true/false are accepted."""
+    compiling takes seconds to minutes. The backend's `options` are rejected: they may name a program or a file."""
     activation_checkpointing: List[str] = field(default_factory=list)
     """Class names of the modules ([Block]) whose activations are recomputed in the backward pass instead of stored:
     about a third more time, much less memory. Empty: none."""

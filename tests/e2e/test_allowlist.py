@@ -64,7 +64,7 @@ EXPERIMENTS = {
         "    on_trace_ready:\n      - _target_: torch.profiler.profiler.tensorboard_trace_handler\n"
         "        dir_name: evil_traces\n"
     ),
-    "engine.compile.options.trace.enabled": "engine:\n  compile: {options: {trace.enabled: true}}\n",
+    "engine.compile.options": "engine:\n  compile: {options: {trace.enabled: true}}\n",
 }
 WITHOUT_A_RUN = "hydra."
 """Start of the keys of which the mistake is found before there is a run directory."""

@@ -210,8 +210,3 @@ def test_sparse_gradients_are_clipped_as_dense_ones(tmp_path: Path, norm_type: f
     )
     for one, other in zip(sparse, dense, strict=True):
         torch.testing.assert_close(one, other)
-
-
-def test_sparse_gradients_that_cannot_be_used_are_one_message(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^task.model: the gradients of 0 are sparse: .*\n  Use sparse=False"):
-        of_embedding(tmp_path, GradClipHook(clip_value=0.1), sparse=True)

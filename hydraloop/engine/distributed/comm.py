@@ -238,30 +238,3 @@ class SumsByName:
                 return dict(zip(self.names, zip(sums[::2], sums[1::2], strict=True), strict=True)), summed
             of_ranks = (self.names, *gather(list(mine)))
             self.names = list(dict.fromkeys(name for names in of_ranks for name in names))
-
-
-class MeanOverRanks:
-    """Averages named numbers over the ranks that have them, in one exchange."""
-
-    def __init__(self) -> None:
-        self._sums = SumsByName()
-
-    def mean(
-        self, values: dict[str, float], ranks: Distributed, weights: Mapping[str, float] | None = None
-    ) -> dict[str, float]:
-        """Return the mean of each name over the ranks that have it; called on every rank.
-
-        One exchange among the hosts; three more for a name that no rank has had before.
-
-        Args:
-            values: of this rank.
-            ranks: all ranks.
-            weights: of values on this rank; by default, each rank that has a name has the same weight.
-        """
-        shares = dict.fromkeys(values, 1.0) | dict(weights or {})
-        pairs = {name: [shares[name] * value, shares[name]] for name, value in values.items() if shares[name]}
-        mine = {name: torch.tensor(pair, dtype=torch.float64) for name, pair in pairs.items()}
-        zeros = torch.zeros(2, dtype=torch.float64)
-        sums, _ = self._sums.over_ranks(mine, zeros, ranks.sum, ranks.gather)
-        means = {name: total / count for name, (total, count) in sums.items() if count}
-        return {name: means[name] for name in dict.fromkeys([*values, *means])}

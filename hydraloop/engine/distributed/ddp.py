@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-
-from hydraloop.errors import UserError
-
-_FEW = 5
-"""Up to this many parameters are named in an error."""
 
 
 def wrap_in_ddp(
@@ -29,11 +23,11 @@ def wrap_in_ddp(
     Args:
         sync: whether all ranks get rank 0's parameters and buffers.
     """
-    ddp: Any = _DDP
+    ddp: Any = nn.parallel.DistributedDataParallel
     if sync:  # before torch 2.13, DDP does this only together with doing it in every forward
         broadcast(task.buffers())
     # `before_evaluation` makes them equal again. torch 2.13 has renamed the option.
-    new = "forward_sync_buffers" in inspect.signature(nn.parallel.DistributedDataParallel).parameters
+    new = "forward_sync_buffers" in inspect.signature(ddp).parameters
     wrapped: nn.Module = ddp(
         task,
         **{"forward_sync_buffers" if new else "broadcast_buffers": False},
@@ -43,37 +37,6 @@ def wrap_in_ddp(
         gradient_as_bucket_view=True,  # saves a copy of all gradients
     )
     return wrapped
-
-
-class _DDP(nn.parallel.DistributedDataParallel):
-    """DDP whose error about unused parameters names them and the options."""
-
-    def forward(self, *args: Any, **options: Any) -> Any:
-        """Return what the task returns.
-
-        Raises:
-            UserError: no loss of the iteration before used some of the parameters.
-        """
-        try:
-            return super().forward(*args, **options)  # type: ignore[no-untyped-call]  # torch has no types for it
-        except RuntimeError as error:
-            found = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
-            if found is None:
-                raise
-            trained = [name for name, parameter in self.module.named_parameters() if parameter.requires_grad]
-            names = [trained[int(index)] for index in found[1].split()]
-            raise unused_error(names, "the loss") from error
-
-
-def unused_error(names: list[str], loss: str) -> UserError:
-    """Return the error of a loss that does not depend on all parameters."""
-    more = f" and {len(names) - _FEW} more" if len(names) > _FEW else ""
-    return UserError(
-        f"{loss} does not depend on {', '.join(names[:_FEW])}{more}, so the ranks wait for gradients of it",
-        key="distributed.find_unused_parameters",
-        remedy="Set distributed.find_unused_parameters=true if other batches use them; freeze them ('hooks=[freeze]') "
-        "if none does.",
-    )
 
 
 def average(parameters: Iterable[nn.Parameter]) -> None:

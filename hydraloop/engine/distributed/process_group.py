@@ -22,7 +22,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from hydraloop.engine.distributed.comm import Distributed, Pending
-from hydraloop.engine.distributed.ddp import average, broadcast, gathered, unused_error, wrap_in_ddp
+from hydraloop.engine.distributed.ddp import average, broadcast, gathered, wrap_in_ddp
 from hydraloop.engine.distributed.fsdp import hosts_mesh, reshard, shard
 from hydraloop.errors import PeerError, UserError
 from hydraloop.files.result import describe
@@ -168,7 +168,11 @@ class ProcessGroup(Distributed):
             used = self.sum(torch.tensor([name not in unused for name in parameters], dtype=torch.int32)).tolist()
             parameters = {name: one for (name, one), count in zip(parameters.items(), used, strict=True) if count}
         elif unused:
-            raise unused_error(unused, f"the loss of the step {step!r}")
+            raise UserError(
+                f"the loss of the step {step!r} does not depend on {', '.join(unused)}, so it has no gradient",
+                key="distributed.find_unused_parameters",
+                remedy="Set it to true if other batches use them; freeze them ('hooks=[freeze]') if none does.",
+            )
         average(parameters.values())
 
     def sync_gradients(self, on: bool) -> None:

@@ -182,7 +182,6 @@ class ReturnsLoss(nn.Module):
     [
         ({"mode": "reduce-overhead"}, True),
         ({"mode": "max-autotune"}, True),
-        ({"options": {"triton.cudagraphs": True}}, True),
         ({"mode": "max-autotune-no-cudagraphs"}, False),
         ({}, False),
     ],
@@ -241,27 +240,11 @@ def test_a_bare_sequential_is_warned_of(caplog: pytest.LogCaptureFixture) -> Non
     assert "does not compile a bare nn.Sequential" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("options", "key"),
-    [
-        ({"cpp": {"cxx": "evil"}}, "cpp.cxx"),
-        ({"cuda.cuda_cxx": "evil"}, "cuda.cuda_cxx"),
-        ({"cpp.march": "native; evil"}, "cpp.march"),
-        ({"aot_inductor.custom_op_libs": ["evil"]}, "aot_inductor.custom_op_libs"),
-        ({"fx_graph_remote_cache": True}, "fx_graph_remote_cache"),
-        (["cpp.cxx", "evil"], ""),
-    ],
-)
-def test_options_that_may_name_a_program_or_a_file(options: object, key: str) -> None:
+@pytest.mark.parametrize("options", [{"cpp": {"cxx": "evil"}}, {"triton.cudagraphs": True}, ["cpp.cxx", "evil"], {}])
+def test_options_that_may_name_a_program_or_a_file(options: object) -> None:
     with pytest.raises(UserError) as caught:
         compile_modules([network()], {"options": options})
-    assert caught.value.key == f"engine.compile.options.{key}".rstrip(".")
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own imports
-def test_other_options_of_the_backend_work() -> None:
-    options = {"max_autotune": False, "cpp.threads": 1, "cpp.simdlen": None}
-    compile_modules([network()], {"options": options})
+    assert caught.value.key == "engine.compile.options"
 
 
 # Recomputing. --------------------------------------------------------------------------------------------------------

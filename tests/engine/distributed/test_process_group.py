@@ -377,10 +377,7 @@ def take_turns(distributed: Distributed, run_dir: str) -> list[float]:
 
 
 def test_parameters_that_are_not_used_in_each_iteration(tmp_path: Path) -> None:
-    with pytest.raises(RankError, match="find_unused_parameters") as caught:
+    with pytest.raises(RankError, match="find_unused_parameters"):  # of torch
         on_ranks(2, take_turns, str(tmp_path))
-    words = "distributed.find_unused_parameters: the loss does not depend on model.other.weight, model.other.bias"
-    assert words in str(caught.value)
-    assert "Set distributed.find_unused_parameters=true" in str(caught.value)
     one, other = on_ranks(2, take_turns, str(tmp_path), find_unused_parameters=True)
     assert one == other

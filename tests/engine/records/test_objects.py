@@ -109,32 +109,6 @@ def test_long_names_have_files_of_their_own(tmp_path: Path) -> None:
     assert all(path is not None and path.read_text() == "x" for path in found)
 
 
-@pytest.mark.parametrize("number_first", [True, False])
-def test_a_name_is_one_kind(tmp_path: Path, number_first: bool) -> None:
-    """TensorBoard and W&B would show only one of them, or none."""
-    engine = make_engine(tmp_path)
-    logs = [lambda: engine.log_record({"loss": 1.0}), lambda: engine.records.log_histogram("loss", [1.0])]
-    first, second = logs if number_first else logs[::-1]
-    first()
-    first()
-    for _ in range(2):
-        with pytest.raises(UserError, match="train/loss is the name of two things") as caught:
-            second()
-    assert caught.value.remedy == "Rename one of them."
-    engine.records.log_histogram("val/loss", [1.0])
-    engine.log_image("x", np.zeros((2, 2)))
-    with pytest.raises(UserError, match="train/x is the name of two things, image and table"):
-        engine.records.log_table("x", ["a"], [[1]])
-
-
-def test_two_objects_with_one_file_are_refused(tmp_path: Path) -> None:
-    engine = make_engine(tmp_path)
-    engine.records.log_table("confusion", ["a"], [[1]])
-    (tmp_path / "confusion.json").write_text("{}")
-    with pytest.raises(UserError, match=r"table confusion and artifact confusion\.json"):
-        engine.log_artifact(tmp_path / "confusion.json")
-
-
 def log_on_a_rank(distributed: Distributed, run_dir: str) -> None:
     """Log a text, with something that cannot be written on the other ranks."""
     engine = EngineWithNeededHooks(
