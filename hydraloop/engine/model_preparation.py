@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -93,12 +92,6 @@ def compile_modules(modules: Sequence[nn.Module], options: object) -> None:
             remedy="Use true, false, or options of torch.compile: {mode: max-autotune}.",
         )
     arguments = {} if options is True else {str(name): value for name, value in options.items()}
-    known = [name for name in inspect.signature(torch.compile).parameters if name not in ("model", "disable")]
-    for name in arguments:
-        if name not in known:
-            raise UserError(
-                "torch.compile has no such option", key=f"engine.compile.{name}", remedy=suggestion(name, known)
-            )
     if "options" in arguments:
         raise UserError(
             "options of a backend are not accepted: they may name a program, a file or another machine",

@@ -6,7 +6,6 @@ anything that clips or reads gradients; then `step`, which returns whether the s
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -16,8 +15,6 @@ import torch
 from torch import Tensor, optim
 
 from hydraloop.errors import UserError, suggestion
-
-log = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 _MOST_SKIPPED = 30
@@ -269,8 +266,6 @@ def make_precision(options: Mapping[str, Any], device: torch.device) -> Precisio
         remedy = suggestion(str(name), _CLASSES) + " Select one with precision=fp32."
         raise UserError(f"{name!r} is unknown", key="precision.name", remedy=remedy)
     chosen = _CLASSES[name]
-    if name == "fp16" and device.type == "cpu":
-        log.warning("precision=fp16 on a CPU is up to fifty times as slow as fp32; bf16 is not")
     return chosen(device, **arguments) if issubclass(chosen, Autocast) else chosen()
 
 
@@ -289,6 +284,3 @@ def _check_autocast(name: str, device: torch.device, dtype: torch.dtype) -> None
             key="precision",
             remedy="Use precision=fp32, or another engine.device.",
         ) from error
-    emulated = device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
-    if emulated and dtype is torch.bfloat16:
-        log.warning("precision=bf16: this GPU only emulates bfloat16, which is slow; precision=fp16 is faster on it")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import os
 import random
 import sys
@@ -14,10 +13,6 @@ from typing import Any
 
 import torch
 
-log = logging.getLogger(__name__)
-
-_ACCELERATORS = ("cuda", "xpu", "mps")
-"""The entries for an accelerator's generator."""
 _MASK = (1 << 64) - 1
 
 
@@ -89,10 +84,7 @@ def rng_state() -> dict[str, Any]:
 
 
 def set_rng_state(state: dict[str, Any] | None) -> None:
-    """Restore what `rng_state` returned. None: all generators keep their states.
-
-    If the state of this process's accelerator is not there, a warning says so, and its generator keeps its state.
-    """
+    """Restore what `rng_state` returned. A generator without a saved state keeps its own; None: all of them."""
     if state is None:
         return
     version, keys, gauss = state["python"]
@@ -106,11 +98,6 @@ def set_rng_state(state: dict[str, Any] | None) -> None:
     if own is not None:
         with suppress(torch.AcceleratorError):  # as in `rng_state`
             torch.get_device_module(accelerator).set_rng_state(own)
-    elif not state.keys().isdisjoint(_ACCELERATORS):
-        log.warning(
-            "the checkpoint does not have the random generator state of the accelerator that is used now: random "
-            "numbers on it differ from those of an uninterrupted run"
-        )
 
 
 @contextmanager

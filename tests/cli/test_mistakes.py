@@ -183,7 +183,7 @@ BUILDING: dict[str, tuple[str, str]] = {
     "hooks=[profiler] hooks.profiler.on_trace_ready=foo": ("hooks.profiler.on_trace_ready", "tb_trace"),
     "engine.device=foo": ("engine.device", "Use auto, cpu"),
     "engine.compile=yes": ("engine.compile", "options of torch.compile"),
-    "engine.compile={mod:default}": ("engine.compile.mod", "Did you mean mode?"),
+    "engine.compile={mod:default}": ("engine.compile", "unexpected keyword argument 'mod'"),
     "engine.activation_checkpointing=[Block]": ("engine.activation_checkpointing", "Conv2d"),
     "engine.channels_last=maybe": ("engine.channels_last", "auto, true or false"),
     "load_from=/nonexistent.pth": ("load_from", "Name a file"),

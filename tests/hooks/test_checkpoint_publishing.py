@@ -197,15 +197,13 @@ def test_a_broken_file_is_one_message(tmp_path: Path, content: str) -> None:
 @pytest.mark.parametrize("keys", [ENTRIES, ("state_dict",), tuple(entry for entry in ENTRIES if entry != "meta")])
 def test_a_run_cannot_be_resumed_from_it(tmp_path: Path, keys: tuple[str, ...], renamed: bool) -> None:
     tensors = published(tmp_path / "one", *keys, hooks={"ema": EMAHook(momentum=0.1, warmup=False)})
-    source = tmp_path / "one" / "checkpoints" / "epoch_1.pth"
     for path in (tensors, tensors.with_suffix(".pth")):
         resume = path.rename(path.with_stem("mine")) if renamed else path
         error = _refused(tmp_path, resume, load_from=None, resume=resume, max_epochs=2)
         assert error.key == "resume"
-        assert error.remedy.endswith(f"o start a new run from its weights, use load_from={resume}.")
-        told = not renamed or (resume.suffix == ".pth" and "meta" in keys)
-        assert (f"Resume from {source}; " in error.remedy) is told
-        assert ("is a published file" in error.problem) is told
+        assert error.remedy == f"To start a new run from its weights, use load_from={resume}."
+        is_known = resume.suffix == ".pth" and "meta" in keys
+        assert ("is published from epoch_1.pth" in error.problem) is is_known
 
 
 # Which are there. ----------------------------------------------------------------------------------------------------

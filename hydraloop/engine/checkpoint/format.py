@@ -30,9 +30,7 @@ import pickle
 import re
 import shlex
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,7 +42,7 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.progress import Progress
 from hydraloop.errors import UserError, missing_path
 from hydraloop.files import atomic
-from hydraloop.files.checkpoint_files import PUBLISHED, SUFFIX, intact_before, is_complete
+from hydraloop.files.checkpoint_files import intact_before, is_complete
 from hydraloop.files.integrity import SAFETENSORS, damage, expands, shards_of
 
 FORMAT = 1
@@ -118,7 +116,7 @@ def load(
     whole: bool = False,
     only: Collection[str] | None = None,
 ) -> Checkpoint:
-    """Load a checkpoint to the CPU, tensors and plain values only, and verify its checksums in a second thread.
+    """Verify the checksums of a checkpoint, and load it to the CPU, tensors and plain values only.
 
     A `.safetensors` file becomes a checkpoint that has only a `state_dict`.
 
@@ -143,8 +141,8 @@ def load(
             remedy=missing_path(path, f"Name a file, outputs/…/checkpoints/epoch_20.pth{other}.", key),
         )
     if path.suffix == SAFETENSORS:
-        with _verified(path, key, ranks, tensors=only != ()):
-            return {"state_dict": _load_safetensors(path, key)}
+        _verify(path, key, ranks, tensors=only != ())
+        return {"state_dict": _load_safetensors(path, key)}
     if not is_complete(path):
         raise UserError(
             f"{path} is not a complete checkpoint: it was cut off, is of torch before 1.6, or is not a checkpoint",
@@ -153,34 +151,21 @@ def load(
         )
     if expands(path):
         raise UserError(f"{path} is damaged: its members are compressed", key=key, remedy=_another(path, key))
-    with _verified(path, key, ranks, tensors=only != ()):
-        checkpoint = _load_zip(path, key, mmap)
-        if isinstance(checkpoint.get("shards"), str) and (found := shards_of(path)) is not None:
-            del checkpoint["shards"]
-            shards.read(checkpoint, found.folder, None if whole else ranks.mesh, only)
-        return checkpoint
+    _verify(path, key, ranks, tensors=only != ())
+    checkpoint = _load_zip(path, key, mmap)
+    if isinstance(checkpoint.get("shards"), str) and (of_file := shards_of(path)) is not None:
+        del checkpoint["shards"]
+        shards.read(checkpoint, of_file.folder, None if whole else ranks.mesh, only)
+    return checkpoint
 
 
-@contextmanager
-def _verified(path: Path, key: str, ranks: Distributed, *, tensors: bool) -> Iterator[None]:
-    """Verify a file while it is loaded in the body. If it is damaged, that is the error, also if loading has failed.
-
-    Args:
-        tensors: whether its tensors are verified. They are in any case if loading has failed.
-    """
-    failed: Exception | None = None
-    with ThreadPoolExecutor(1, thread_name_prefix="hydraloop-verify") as thread:
-        found = thread.submit(damage, path, ranks.rank, ranks.world_size, tensors=tensors)
-        try:
-            yield
-        except Exception as error:
-            failed = error
-    mine = damage(path) if failed is not None and not tensors else found.result()
-    damages = [what for what in ranks.gather(mine) if what is not None]
+def _verify(path: Path, key: str, ranks: Distributed, *, tensors: bool) -> None:
+    """Refuse a damaged file. Each rank verifies its share; without `tensors`, only the plain values."""
+    damages = [
+        one for one in ranks.gather(damage(path, ranks.rank, ranks.world_size, tensors=tensors)) if one is not None
+    ]
     if damages:
-        raise UserError(f"{path} is damaged: {damages[0]}", key=key, remedy=_another(path, key)) from failed
-    if failed is not None:
-        raise failed
+        raise UserError(f"{path} is damaged: {damages[0]}", key=key, remedy=_another(path, key))
 
 
 def _load_zip(path: Path, key: str, mmap: bool) -> Checkpoint:
@@ -279,36 +264,22 @@ def check_resumable(checkpoint: Checkpoint, path: Path) -> None:
     Raises:
         UserError: names what is missing, or the checkpoint of the published file.
     """
-    new_run = f"o start a new run from its weights, use load_from={path}."
-    source = _published_from(checkpoint, path)
-    if source is not None:
-        raise UserError(
-            f"{path} is a published file: its weights may be averages, so a run cannot be resumed from it",
-            key="resume",
-            remedy=f"Resume from {source}; t{new_run}" if source.is_file() else f"T{new_run}",
-        )
+    published_from = checkpoint.get("meta", {}).get("published_from")
     missing = [
         entry for entry in ("state_dict", "meta", "progress", "rng", "hooks", "precision") if entry not in checkpoint
     ]
-    if missing:
+    if published_from is not None or missing:
+        problem = f"has no {', '.join(missing)}" if published_from is None else f"is published from {published_from}"
         raise UserError(
-            f"{path} has no {', '.join(missing)}: a run cannot be resumed from it",
+            f"{path} {problem}: a run cannot be resumed from it",
             key="resume",
-            remedy=f"T{new_run}",
+            remedy=f"To start a new run from its weights, use load_from={path}.",
         )
     if checkpoint.get("format") != FORMAT:
         raise UserError(
             f"{path} has the checkpoint format {checkpoint.get('format')}, and this version reads {FORMAT}",
             key="resume",
         )
-
-
-def _published_from(checkpoint: Checkpoint, path: Path) -> Path | None:
-    """Return the checkpoint of a published file, by its meta or its name; None if the file is not published."""
-    name: str | None = checkpoint.get("meta", {}).get("published_from")
-    if name is None and path.stem.endswith(PUBLISHED):
-        name = f"{path.stem.removesuffix(PUBLISHED)}{SUFFIX}"
-    return None if name is None else path.with_name(name)
 
 
 def check_loadable(value: Any, where: str) -> None:

@@ -133,21 +133,10 @@ def _weights(checkpoint: Mapping[str, Any], own: Collection[str], path: Path, ke
             key=key,
             remedy="Save the state dict alone with torch.save(model.state_dict(), path) and load that.",
         )
-    found_names = _names_in(own, state)
-    if len({*found_names.values()}) == len(state):  # otherwise the parts are no wrappers
-        state = {found_names[name]: value for name, value in state.items()}
+    without_wrappers = {name if name in own else _without_wrappers(name): value for name, value in state.items()}
+    if len(without_wrappers) == len(state):  # otherwise the parts are no wrappers
+        state = without_wrappers
     return {**(checkpoint if isinstance(checkpoint.get("meta"), Mapping) else {}), "state_dict": state}
-
-
-def _names_in(own: Collection[str], names: Collection[str]) -> dict[str, str]:
-    """Return the name in the model, or without wrappers, for each name in a file. A module may be called `module`."""
-    of_model = {_without_wrappers(name): name for name in own}
-    may_strip = of_model.keys() == {*own}  # no name in the model has such a part
-    found = {}
-    for name in names:
-        stripped = _without_wrappers(name)
-        found[name] = name if name in own else of_model.get(stripped, stripped if may_strip else name)
-    return found
 
 
 def _without_wrappers(name: str) -> str:
