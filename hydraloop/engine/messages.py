@@ -27,7 +27,8 @@ NUMBERS = (
 )
 """Names of the numbers that the engine and its hooks put into the records of training."""
 _NOT_SCALARS = frozenset({"loss", "outputs", "targets", "predictions"})
-_TAKEN = frozenset({*RESERVED, *NUMBERS})
+TAKEN = frozenset({*RESERVED, *NUMBERS})
+"""Names that no scalar of a task may have."""
 _TIMES = frozenset({"time", "data_time"})
 
 
@@ -75,7 +76,7 @@ class _Values:
         """Add a value. No host sync.
 
         Raises:
-            UserError: the value is not a number or a scalar tensor, or a tensor has its graph.
+            UserError: a tensor has its graph.
         """
         if isinstance(value, Tensor):
             if value.requires_grad:
@@ -83,15 +84,9 @@ class _Values:
                     f"a hook or task adds {self.name!r} to engine.messages with its graph, and keeps all activations",
                     remedy=f"Add the value's .detach(): engine.messages.add({self.name!r}, value.detach()).",
                 )
-            if value.ndim:
-                if value.numel() != 1:
-                    raise self._not_a_number(f"a tensor of the shape {list(value.shape)}")
-                value = value.reshape(())
+            value = value.reshape(()) if value.ndim else value
         else:
-            try:
-                value = float(value)
-            except (TypeError, ValueError):
-                raise self._not_a_number(repr(value)) from None
+            value = float(value)
         if weight is None:
             self.total.add(value)
             self.count += 1
@@ -102,12 +97,6 @@ class _Values:
         elif weight:  # the loss of a filler batch, with the weight 0, may be NaN
             self.total.add(value, weight)
             self.weight.add(weight)
-
-    def _not_a_number(self, got: str) -> UserError:
-        return UserError(
-            f"a hook or task adds {self.name!r} to engine.messages, and it is {got}",
-            remedy="Add a number or a tensor with one entry, a mean for example.",
-        )
 
 
 def _read(sums: list[_Sum]) -> list[float]:
@@ -160,7 +149,7 @@ class Messages:
                 which the ranks share.
 
         Raises:
-            UserError: the value is something else.
+            UserError: a tensor has its graph.
         """
         values = self._values.get(name)
         if values is None:
@@ -246,18 +235,8 @@ def scalars_of(outputs: Mapping[str, Any]) -> Iterator[tuple[str, float | Tensor
             value = value.clone() if changes else value
         elif not isinstance(value := plain(value), int | float):
             continue
-        if name in _TAKEN:
-            check_scalar_name(name)
+        check_names([name], TAKEN)
         yield name, value
-
-
-def check_scalar_name(name: str) -> None:
-    """Reject the name of a task's scalar that records already use.
-
-    Raises:
-        UserError: it is one of the engine's numbers.
-    """
-    check_names([name], key="task", remedy="Give the task's scalar another name.", reserved=_TAKEN)
 
 
 def position(progress: Progress, mode: Mode) -> dict[str, Any]:
@@ -283,21 +262,15 @@ def as_tensor(values: Any) -> Tensor:
     return torch.from_numpy(np.array(values, order="C"))  # a copy: torch takes no negative strides
 
 
-def check_names(
-    names: Iterable[str], *, key: str | None = None, remedy: str, reserved: Collection[str] = RESERVED
-) -> None:
-    """Reject names that records already use.
-
-    Args:
-        key: of the names in the config, for the error.
+def check_names(names: Iterable[str], reserved: Collection[str] = RESERVED) -> None:
+    """Refuse names of metrics and scalars that records already use.
 
     Raises:
-        UserError: a name is one of `reserved`.
+        UserError: a name is reserved.
     """
     for name in names:
         if name in reserved:
             raise UserError(
                 f"every record already has an entry {name!r}",
-                key=None if key is None else f"{key}.{name}",
-                remedy=remedy,
+                remedy="Give the metric or scalar of the task or hook another name.",
             )

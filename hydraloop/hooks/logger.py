@@ -73,7 +73,7 @@ class LoggerHook(Hook):
         Raises:
             UserError: a metric has a reserved name.
         """
-        check_names(engine.evaluator.metric_names, key="task.metrics", remedy="Give the metric another name.")
+        check_names(engine.evaluator.metric_names)
         self._running = True
         self._training = False
         self._table = None
@@ -110,7 +110,7 @@ class LoggerHook(Hook):
             self._at_epoch_end and self.end_of_epoch(engine, batch_idx)
         ):
             means = engine.messages.means(engine.distributed)
-            check_names(means, remedy="A hook or the task adds it to engine.messages: use another name there.")
+            check_names(means)
             if engine.distributed.is_main:
                 progress = engine.progress
                 iterations = progress.iteration - self._iterations_at_record

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hydraloop.engine.loss_weighting import SumAndCount, check_form, loss_of, mean_of
-from hydraloop.engine.messages import check_scalar_name, plain, scalars_of
+from hydraloop.engine.messages import TAKEN, check_names, plain, scalars_of
 from hydraloop.errors import UserError
 from hydraloop.tasks.metrics import Metric
 from hydraloop.tasks.values import Averages, samples_in, shown, values_over_ranks
@@ -156,7 +156,7 @@ class Task(nn.Module):
         Raises:
             UserError: the value is not a number, or records already use the name.
         """
-        check_scalar_name(name)
+        check_names([name], TAKEN)
         if self.steps and hasattr(self, "engine") and self.engine.stepper.step:
             name = f"{self.engine.stepper.step}/{name}"
         if isinstance(value, Tensor) and value.numel() == 1:
