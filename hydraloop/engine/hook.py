@@ -277,10 +277,6 @@ class Hook:
         """Return whether the number of completed epochs is a multiple of n; `begin` as in `Every`."""
         return Every(n, begin).fires_at(engine.progress.epoch)
 
-    def every_n_inner_iters(self, batch_idx: int, n: int) -> bool:
-        """Return whether `batch_idx + 1` is a multiple of n, in any loop."""
-        return Every(n).fires_at(batch_idx + 1)
-
     def end_of_epoch(self, engine: Engine, batch_idx: int, mode: Mode = "train") -> bool:
         """Return whether the batch at `batch_idx` is the last of the epoch, in the loop of `mode`."""
         return batch_idx + 1 == (engine.progress.epoch_length if mode == "train" else engine.evaluator.length)
