@@ -30,6 +30,7 @@ from hydraloop.engine.hook import Hook, OnError
 from hydraloop.engine.loaders import Loader, Loaders, epoch_setters
 from hydraloop.engine.loss_check import LossCheck
 from hydraloop.engine.messages import Messages
+from hydraloop.engine.model_preparation import begin_training
 from hydraloop.engine.outcome import Outcome
 from hydraloop.engine.precision import Precision
 from hydraloop.engine.prediction import only_test_set, predict_batches
@@ -40,7 +41,6 @@ from hydraloop.engine.run import Run, Settings, check_task
 from hydraloop.engine.seeding import mix_seed, seed_everything
 from hydraloop.engine.signals import preemptible
 from hydraloop.engine.task_steps import make_stepper
-from hydraloop.engine.train_mode import begin_training
 from hydraloop.files.lock import RunLock
 from hydraloop.files.result import Best, Result
 

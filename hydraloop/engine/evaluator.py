@@ -19,11 +19,11 @@ from hydraloop.engine.checkpoint.weights import weights_of
 from hydraloop.engine.hook import Call, Mode
 from hydraloop.engine.interval import Every
 from hydraloop.engine.loaders import Loader, end_workers, sets_of, share_of
+from hydraloop.engine.model_preparation import in_eval_mode
 from hydraloop.engine.records import Records, heatmap
 from hydraloop.engine.requests import Requests
 from hydraloop.engine.run import Run
 from hydraloop.engine.seeding import seeded
-from hydraloop.engine.train_mode import in_eval_mode
 from hydraloop.errors import UserError
 from hydraloop.files.result import Best, describe
 

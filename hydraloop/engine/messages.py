@@ -182,20 +182,17 @@ class Messages:
         """Replace the sums by those of the states, so that the next record is as without a stop.
 
         Args:
-            states: of each rank of the saved run. Another number of ranks divides their sums equally.
+            states: of each rank of the saved run. Another number of ranks begins the record again.
             over: the ranks of this run.
         """
         self._values.clear()
-        same = len(states) == over.world_size
-        for state in states[over.rank : over.rank + 1] if same else states:
-            for name, entry in (state or {}).items():
-                total, weight, count = entry
-                # Weights are numbers of samples. Without them, each iteration counts once on each rank.
-                ranks = 1 if same else over.world_size if weight else len(states)
-                values = self._values.setdefault(name, _Values(name))
-                values.total.add(total / ranks)
-                values.weight.add(weight / ranks)
-                values.count += count / ranks
+        if len(states) != over.world_size:
+            return
+        for name, (total, weight, count) in (states[over.rank] or {}).items():
+            values = self._values.setdefault(name, _Values(name))
+            values.total.add(total)
+            values.weight.add(weight)
+            values.count += count
 
     def _read(self) -> dict[str, tuple[float, float, float]]:
         """Return the sum, weight and count of each name."""

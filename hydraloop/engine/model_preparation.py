@@ -1,10 +1,11 @@
-"""Prepares a model before the optimizer is built: activation checkpointing, torch.compile, channels last."""
+"""Prepares a model: activation checkpointing, torch.compile, channels last; and its modules' train and eval modes."""
 
 from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
+from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.errors import UserError, suggestion
 
 log = logging.getLogger(__name__)
@@ -149,3 +151,51 @@ def use_channels_last(model: nn.Module, wanted: object, *, weights: bool = True)
                 layout = torch.channels_last if isinstance(module, nn.Conv2d) else torch.channels_last_3d
                 module.weight.data = module.weight.data.contiguous(memory_format=layout)
     return bool(wanted)
+
+
+# Train and eval modes: training keeps the modes that the user has set; evaluation restores them. ----------------------
+
+
+def begin_training(task: nn.Module, ranks: Distributed) -> None:
+    """Call `train()` on each module in train mode that overrides it, because it may freeze some of its layers there.
+
+    All modes stay as the user has set them: a module in eval mode stays in eval mode.
+    """
+    modes = [(module, module.training) for module in task.modules()]
+    for module, training in modes:
+        if training and _overrides_train(module):
+            module.train()
+    _set_modes([(module, training and module.training) for module, training in modes])
+    model = getattr(task, "model", task)
+    if ranks.is_main and not any(module.training for module in model.modules()):
+        log.warning(
+            "the whole model is in eval mode, as from_pretrained returns it: it trains without dropout and with fixed "
+            "batch norm statistics. If you do not want this, call model.train() where the model is made."
+        )
+
+
+@contextmanager
+def in_eval_mode(task: nn.Module) -> Iterator[None]:
+    """Put all modules into eval mode, and restore the mode of each one at the end."""
+    modes = [(module, module.training) for module in task.modules()]
+    task.eval()
+    try:
+        yield
+    finally:
+        _set_modes(modes)
+
+
+def _set_modes(modes: Sequence[tuple[nn.Module, bool]]) -> None:
+    """Give each module its mode; outer modules come before inner ones.
+
+    A custom `train` also sets the modules inside, so inner modules follow, and the attributes are set last.
+    """
+    for module, training in modes:
+        if _overrides_train(module):
+            module.train(training)
+    for module, training in modes:
+        module.training = training
+
+
+def _overrides_train(module: nn.Module) -> bool:
+    return getattr(module.train, "__func__", None) is not nn.Module.train

@@ -12,9 +12,9 @@ from hydraloop.engine.batches import Batches
 from hydraloop.engine.evaluator import Evaluator, check_evaluable, equal_buffers
 from hydraloop.engine.hook import Mode
 from hydraloop.engine.loaders import Loader, Loaders, sets_of, share_of
+from hydraloop.engine.model_preparation import in_eval_mode
 from hydraloop.engine.run import Run
 from hydraloop.engine.seeding import seeded
-from hydraloop.engine.train_mode import in_eval_mode
 from hydraloop.errors import UserError
 
 

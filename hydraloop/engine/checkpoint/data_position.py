@@ -26,12 +26,15 @@ class DataPosition:
     """
 
     def __init__(self, batches: Batches, progress: Progress, ranks: Distributed, seed: int) -> None:
-        self._batches, self._progress, self._ranks, self._seed = batches, progress, ranks, seed
+        self._batches = batches
+        self._progress = progress
+        self._ranks = ranks
+        self._seed = seed
 
     def state(self) -> dict[str, Any] | None:
         """Return the state of the train loader; None if its position follows from the progress."""
-        loader, progress = self._batches.train_loader, self._progress
-        return None if loader is None else loader.state_at(progress.batch_in_epoch, progress.iteration)
+        loader = self._batches.train_loader
+        return None if loader is None else loader.state_at(self._progress.batch_in_epoch, self._progress.iteration)
 
     def meta(self) -> dict[str, Any]:
         """Return the entries of `meta` about the data; see `format.py`."""
@@ -55,32 +58,29 @@ class DataPosition:
             strict: False: if the same batches are not possible, warn and continue with others.
 
         Raises:
-            UserError: the position is inside an epoch, and the seed has changed; or, with global batches of the same
-                size, the length of epochs; with `strict`, also if the order has.
+            UserError: with `strict`, the position is inside an epoch, and its order or length has changed.
         """
-        progress, ranks, loader = self._progress, self._ranks, self._batches.train_loader
-        saved, now, unit = _sizes(meta, self._batches.loaders.train, ranks)
-        if progress.batch_in_epoch:
-            self._check(meta, same_batches=saved == now)
+        loader = self._batches.train_loader
         if loader is None:
             return
-        of_all_ranks = share_of(self._batches.loaders.train) is not None  # the order is that of any number of ranks
-        comparable = of_all_ranks or meta.get("ranks", ranks.world_size) == ranks.world_size
-        differs = comparable and "order" in meta and meta["order"] != ranks.from_main(self._order())
-        inside = progress.batch_in_epoch > 0
+        progress = self._progress
+        ranks = self._ranks
+        saved, now, unit = _sizes(meta, self._batches.loaders.train, ranks)
+        is_inside = progress.batch_in_epoch > 0
+        has_changed = is_inside and self._has_changed(meta, same_batches=saved == now)
         move_position(progress, meta, self._batches.loaders.train, ranks, progress.epoch_length)
         if saved != now and ranks.is_main:
             text = f"a global batch has {now} {unit}, and had {saved} in the checkpoint"
             at = f": the epoch continues at batch {progress.batch_in_epoch + 1}, and at most one batch is repeated"
-            log.info("%s", text + at if inside else text)
+            log.info("%s", text + at if is_inside else text)
         state = None if states is None else states[ranks.rank % len(states)]
         try:
-            if differs:
+            if has_changed:
                 raise UserError(
-                    "the checkpoint is inside an epoch whose samples had another order, so some would be left out and "
-                    "others repeated",
+                    f"the checkpoint is inside an epoch of {meta.get('epoch_length')} batches with the seed "
+                    f"{meta.get('seed')}, whose samples had another order: some would be left out and others repeated",
                     key="data.train",
-                    remedy="Use the data and the sampler of the run, or a checkpoint from the end of an "
+                    remedy="Use the data, the sampler and the seed of the run, or a checkpoint from the end of an "
                     "epoch. With resume_strict=false, it continues in the new order.",
                 )
             loader.load_state(state, progress.batch_in_epoch, progress.iteration)
@@ -90,37 +90,29 @@ class DataPosition:
             text = "%s: %s; the batches differ from those of the saved run (resume_strict=false)"
             log.warning(text, error.key, error.problem)
 
+    def _has_changed(self, meta: Mapping[str, Any], *, same_batches: bool) -> bool:
+        """Return whether the epoch has another order or length than in the saved run; called on every rank."""
+        if meta.get("seed", self._seed) != self._seed:
+            return True
+        if same_batches and meta.get("epoch_length") != self._progress.epoch_length:
+            return True
+        of_all_ranks = share_of(self._batches.loaders.train) is not None  # the order is that of any number of ranks
+        is_comparable = of_all_ranks or meta.get("ranks", self._ranks.world_size) == self._ranks.world_size
+        return is_comparable and "order" in meta and meta["order"] != self._ranks.from_main(self._order())
+
     def _order(self) -> int | None:
         """Return a number that differs if the order of this epoch does; None if it is unknown, or between two epochs.
 
         It is a checksum of some samples; for a DataLoader, the number of samples.
         """
-        loader, progress = self._batches.loaders.train, self._progress
-        if loader is None or not progress.batch_in_epoch:
+        loader = self._batches.loaders.train
+        if loader is None or not self._progress.batch_in_epoch:
             return None
         checksum: Callable[[int], int] | None = getattr(loader, "order_checksum", None)
         if checksum is not None:
-            return checksum(progress.epoch)
+            return checksum(self._progress.epoch)
         sampler = getattr(loader, "sampler", None)
         return len(sampler) if isinstance(sampler, Sized) else None
-
-    def _check(self, meta: Mapping[str, Any], *, same_batches: bool) -> None:
-        """Refuse a position inside an epoch if the seed or, with the same batches, the length of epochs has changed."""
-        or_end = "or a checkpoint from the end of an epoch."
-        seed, length = meta.get("seed", self._seed), self._progress.epoch_length
-        if seed != self._seed:
-            raise UserError(
-                f"the checkpoint is inside an epoch, whose order follows from seed {seed}",
-                key="seed",
-                remedy=f"Use seed={seed}, {or_end}",
-            )
-        if same_batches and meta.get("epoch_length") != length:
-            raise UserError(
-                f"the checkpoint is inside an epoch (at {self._progress.batch_in_epoch} of {meta.get('epoch_length')} "
-                f"batches), and an epoch has {length} now",
-                key="data.train",
-                remedy=f"Use the data of the run, {or_end}",
-            )
 
 
 def move_position(
@@ -136,8 +128,7 @@ def move_position(
         epoch_length: batches of an epoch now.
     """
     saved, now, _ = _sizes(meta, loader, ranks)
-    if saved != now:
-        progress.batch_in_epoch = min(progress.batch_in_epoch * saved // now, epoch_length)
+    progress.batch_in_epoch = min(progress.batch_in_epoch * saved // now, epoch_length)
 
 
 def _sizes(meta: Mapping[str, Any], loader: object, ranks: Distributed) -> tuple[int, int, str]:

@@ -55,7 +55,8 @@ def load_own_state(run: Run, checkpoint: Checkpoint) -> None:
     """Load the own state of the task. If the file has none, as a published one, the task keeps what it has.
 
     Raises:
-        UserError: an entry is missing or unknown (with `resume_strict`), or has another shape.
+        UserError: an entry is missing or unknown (with `resume_strict`).
+        RuntimeError: of torch, an entry has another shape.
     """
     task: nn.Module = run.task
     own, state = own_state(task), checkpoint.get("task")
@@ -64,14 +65,7 @@ def load_own_state(run: Run, checkpoint: Checkpoint) -> None:
             log.warning("task: the checkpoint has no state of %s; it stays as it was built", ", ".join(list(own)[:3]))
         return
     check_names("task", own, state, run.settings.resume_strict)
-    try:
-        task.load_state_dict({name: value for name, value in state.items() if name in own}, strict=False)
-    except RuntimeError as error:
-        raise UserError(
-            f"the saved state does not fit {class_name(task)}: {error}",
-            key="task",
-            remedy="Repeat the options of the run, or start a new run with load_from=…",
-        ) from error
+    task.load_state_dict({name: value for name, value in state.items() if name in own}, strict=False)
 
 
 def load_for_evaluation(run: Run, checkpoint: Checkpoint, key: str) -> None:

@@ -96,10 +96,6 @@ class ProcessGroup(Distributed):
         self._model: Any = None
         self._device = self.device(device)
         offload = self.sharded and options.fsdp.offload
-        if offload and self._device.type == "cpu":
-            raise UserError(
-                "on a CPU the shards are in host memory already", key="distributed.fsdp.offload", remedy="Use false."
-            )
         backend = options.backend
         if backend == "auto":
             backend = dist.get_default_backend_for_device(self._device)
@@ -127,10 +123,6 @@ class ProcessGroup(Distributed):
             UserError: an option of FSDP2, or `sync_batchnorm`, does not fit the model or the device.
         """
         if self._options.sync_batchnorm:
-            if self._device.type == "cpu":
-                raise UserError(
-                    "torch has it for GPUs only", key="distributed.sync_batchnorm", remedy="Set it to false on a CPU."
-                )
             convert: Any = nn.SyncBatchNorm.convert_sync_batchnorm
             convert(model)
         if self.sharded:

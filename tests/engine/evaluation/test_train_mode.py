@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hydraloop.engine.train_mode import in_eval_mode
+from hydraloop.engine.model_preparation import in_eval_mode
 from hydraloop.tasks.task import Task
 from tests.helpers import at, batches, make_engine
 
