@@ -7,7 +7,6 @@ group (gloo) exchanges plain values and the requests of hooks, which need not wa
 from __future__ import annotations
 
 import gc
-import io
 import json
 import os
 import socket
@@ -208,22 +207,16 @@ class ProcessGroup(Distributed):
         """Return all ranks' values, over the hosts; two collectives."""
         if self._alone:
             return [value]
-        mine = _encode(value)
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
-        dist.all_gather(sizes, torch.tensor([len(mine)]), group=self._hosts)
-        longest = max(int(size) for size in sizes)
-        parts = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.world_size)]
-        padded = torch.zeros(longest, dtype=torch.uint8)
-        padded[: len(mine)] = mine
-        dist.all_gather(parts, padded, group=self._hosts)
-        return [_decode(part[: int(size)]) for part, size in zip(parts, sizes, strict=True)]
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value, group=self._hosts)
+        return values
 
     def from_main(self, value: Any) -> Any:
         """Return rank 0's value, over the hosts; two collectives."""
         if self._alone:
             return value
-        found = self.gather(value if self.is_main else None)[0]
-        return value if self.is_main else found
+        of_main = self.gather(value if self.is_main else None)[0]
+        return value if self.is_main else of_main
 
     def barrier(self) -> None:
         """Wait for all hosts; devices continue."""
@@ -271,16 +264,6 @@ class ProcessGroup(Distributed):
         if not self._alone and dist.is_initialized():
             self.barrier()
             dist.destroy_process_group()
-
-
-def _encode(value: Any) -> Tensor:
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    return torch.frombuffer(bytearray(buffer.getbuffer()), dtype=torch.uint8)
-
-
-def _decode(encoded: Tensor) -> Any:
-    return torch.load(io.BytesIO(encoded.numpy().tobytes()), weights_only=True)
 
 
 def _use_loopback() -> None:
