@@ -183,6 +183,8 @@ class Outcome:
         if self.error is not None:
             return
         self.error = error
+        if "device-side assert" in str(error):
+            error.add_note("An index is out of range, usually a label or a token: engine.device=cpu names it.")
         self._run.ranks.abandon(error)  # before any hook, so that no hook waits for the other ranks
         for call in self._calls.one_by_one("on_exception"):
             try:

@@ -300,13 +300,6 @@ def test_wrappers_that_the_model_has_itself_stay(tmp_path: Path) -> None:
     assert model["module"].weight.item() == 3.0
 
 
-def test_wrappers_around_a_module_of_that_name(tmp_path: Path) -> None:
-    model = nn.Sequential(nn.ModuleDict({"module": nn.Linear(1, 1)}))
-    state = {f"module.{name}": torch.full_like(value, 3.0) for name, value in model.state_dict().items()}
-    initialise(model, _saved(tmp_path / "a.pth", state))
-    assert model[0]["module"].weight.item() == 3.0
-
-
 @pytest.mark.parametrize(
     "content", [{"epoch": 3, "net": {"a": torch.ones(1)}}, {"state_dict": {}}, {0: torch.ones(1), "a": torch.ones(1)}]
 )
