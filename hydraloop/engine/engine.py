@@ -130,8 +130,8 @@ class Engine:
         self.batches = Batches(loaders, run)
         self.progress.set_length(settings, self.batches.epoch_length)
         self.loss_check = LossCheck(run)
-        self.records = Records(run_dir, ranks, self.progress, self.calls)
-        self.requests = Requests(settings, ranks, self.calls, self.progress, lambda: self.checkpoints)
+        self.records = Records(run)
+        self.requests = Requests(run, lambda: self.checkpoints)
         self.evaluator = Evaluator(run, self.batches, self.requests, self.records)
         self.checkpoints = Checkpoints(run, self.batches, self.evaluator, self.loss_check, self.requests.save_failed)
         self.stepper = make_stepper(run, self.batches, self.loss_check)
@@ -155,7 +155,7 @@ class Engine:
             # Load the checkpoint to resume from; then set what follows from the position.
             self.batches.check_trainable(self.distributed)
             self.checkpoints.load()  # after_load_checkpoint
-            begin_training(self.task, self.distributed)
+            begin_training(self.task, is_main=self.distributed.is_main)
             self.stepper.start()
             self.requests.start_clock()
             self.calls.at_position()

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
-from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.errors import UserError, suggestion
 
 log = logging.getLogger(__name__)
@@ -156,7 +155,7 @@ def use_channels_last(model: nn.Module, wanted: object, *, weights: bool = True)
 # Train and eval modes: training keeps the modes that the user has set; evaluation restores them. ----------------------
 
 
-def begin_training(task: nn.Module, ranks: Distributed) -> None:
+def begin_training(task: nn.Module, *, is_main: bool) -> None:
     """Call `train()` on each module in train mode that overrides it, because it may freeze some of its layers there.
 
     All modes stay as the user has set them: a module in eval mode stays in eval mode.
@@ -167,7 +166,7 @@ def begin_training(task: nn.Module, ranks: Distributed) -> None:
             module.train()
     _set_modes([(module, training and module.training) for module, training in modes])
     model = getattr(task, "model", task)
-    if ranks.is_main and not any(module.training for module in model.modules()):
+    if is_main and not any(module.training for module in model.modules()):
         log.warning(
             "the whole model is in eval mode, as from_pretrained returns it: it trains without dropout and with fixed "
             "batch norm statistics. If you do not want this, call model.train() where the model is made."

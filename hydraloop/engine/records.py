@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 import torch
 from torch import Tensor
 
-from hydraloop.engine.call_table import CallTable
-from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.hook import Mode
 from hydraloop.engine.messages import PLAIN, as_tensor, plain, position
-from hydraloop.engine.progress import Progress
+from hydraloop.engine.run import Run
 from hydraloop.errors import UserError
 from hydraloop.files.atomic import file_name
 from hydraloop.files.record_log import OBJECTS, ObjectKind, read_rows
@@ -137,16 +135,13 @@ class Records:
     empty, `.` or `..`, or cannot be printed, and an `OSError` if the file cannot be written.
     """
 
-    def __init__(self, run_dir: Path, ranks: Distributed, progress: Progress, calls: CallTable) -> None:
-        self._run_dir = run_dir
-        self._ranks = ranks
-        self._progress = progress
-        self._calls = calls
+    def __init__(self, run: Run) -> None:
+        self._run = run
         self._muted = False
 
     def __call__(self) -> list[dict[str, Any]]:
         """Return what the run has written to `metrics.jsonl`, as rows; see `hydraloop.records`. On any rank."""
-        return read_rows(self._run_dir)
+        return read_rows(self._run.run_dir)
 
     @contextmanager
     def muted(self) -> Iterator[None]:
@@ -165,11 +160,11 @@ class Records:
                 are the current ones. Scalars of numpy and torch become plain numbers: a host sync for each tensor on
                 an accelerator.
         """
-        if self._muted or not self._ranks.is_main:
+        if self._muted or not self._run.ranks.is_main:
             return
         if not PLAIN.issuperset(map(type, record.values())):  # a third of the time of a look at each value
             record = {name: plain(value) for name, value in record.items()}
-        self._calls.on_log(record)
+        self._run.calls.on_log(record)
 
     def log_image(self, name: str, image: Any) -> Path | None:
         """Log a picture, as PNG.
@@ -242,13 +237,13 @@ class Records:
             write: gets the path.
         """
         mode, name = self._place(name)
-        if self._muted or not self._ranks.is_main:
+        if self._muted or not self._run.ranks.is_main:
             return None
-        entries = position(self._progress, mode)
+        entries = position(self._run.progress, mode)
         parts = name.removesuffix(suffix).split("/")
         stem, suffix = "/".join([FOLDER, mode, *map(file_name, parts)]), file_name(suffix, longest=50)
         file = f"{stem}_iter_{entries['iteration']}{suffix}"
-        path = self._run_dir / file
+        path = self._run.run_dir / file
         path.parent.mkdir(parents=True, exist_ok=True)
         write(path)
         self.log_record({**entries, OBJECTS: [{"kind": kind, "name": name, "path": file}]})
@@ -258,7 +253,7 @@ class Records:
         """Return the mode and the rest of an object's name."""
         mode, _, rest = name.partition("/")
         if mode not in get_args(Mode):
-            mode, rest = self._progress.mode, name
+            mode, rest = self._run.progress.mode, name
         if "\\" in rest or not rest.isprintable() or any(part in ("", ".", "..") for part in rest.split("/")):
             raise UserError(
                 f"an object cannot be logged as {name!r}, because it is a file in {FOLDER}/",

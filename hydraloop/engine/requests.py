@@ -22,11 +22,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from hydraloop.engine.call_table import CallTable
 from hydraloop.engine.distributed.comm import Distributed, Pending
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.progress import Progress
-from hydraloop.engine.run import Settings
+from hydraloop.engine.run import Run
 from hydraloop.files.result import PREEMPTED
 from hydraloop.schemas.option_checks import seconds_of
 
@@ -51,28 +49,16 @@ class Requests:
     """The requests of hooks, signals and clocks: to stop, to preempt the run, to write checkpoints.
 
     Args:
-        settings: `max_time`.
-        ranks: all ranks, which agree.
-        calls: the hooks whose `on_error` applies to writing a checkpoint.
-        progress: of the run.
+        run: the parts of the run.
         checkpoints: returns the checkpoints of the run, which are made later.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        ranks: Distributed,
-        calls: CallTable,
-        progress: Progress,
-        checkpoints: Callable[[], Checkpoints],
-    ) -> None:
-        self._settings = settings
-        self._ranks = ranks
-        self._calls = calls
-        self._progress = progress
+    def __init__(self, run: Run, checkpoints: Callable[[], Checkpoints]) -> None:
+        self._run = run
+        self._calls = run.calls
         self._checkpoints = checkpoints
-        self._is_single = ranks.world_size == 1
-        self._flag = NewsFlag(ranks)
+        self._is_single = run.ranks.world_size == 1
+        self._flag = NewsFlag(run.ranks)
 
         # Requested on this rank; other ranks may not know of it.
         self._stop_requested: str | None = None
@@ -174,7 +160,7 @@ class Requests:
 
     def start_clock(self) -> None:
         """From now on, count `max_time`, and let signals preempt the run."""
-        self._deadline = perf_counter() + seconds_of(self._settings.max_time)
+        self._deadline = perf_counter() + seconds_of(self._run.settings.max_time)
         self.preemptible = True
 
     def ignore_signals(self) -> None:
@@ -184,7 +170,7 @@ class Requests:
     def check_clock(self) -> None:
         """Ask for a stop after `max_time`."""
         if perf_counter() > self._deadline:
-            self.stop(self._settings.out_of_time)
+            self.stop(self._run.settings.out_of_time)
 
     def reset(self) -> None:
         """Forget the stop of an earlier use of the engine; called on every rank."""
@@ -214,7 +200,7 @@ class Requests:
         """Inside an epoch, between windows: act on what is agreed; at each interval, exchange the flag."""
         self.check_clock()
         if not self._is_single:
-            self._exchange_flag(self._progress.iteration)
+            self._exchange_flag(self._run.progress.iteration)
         if self._must_act:
             self._act()
 
@@ -235,7 +221,7 @@ class Requests:
         Args:
             at: the iteration, or the batch of an evaluation.
         """
-        mode = self._progress.mode
+        mode = self._run.progress.mode
         if not self._flag.is_time(at, mode):
             return
         if self._flag.receive():
@@ -252,7 +238,7 @@ class Requests:
     def _exchange_requests(self) -> None:
         """Exchange the requests and the names of disabled hooks with all ranks."""
         calls = self._calls
-        of_ranks: list[dict[str, Any]] = self._ranks.gather(
+        of_ranks: list[dict[str, Any]] = self._run.ranks.gather(
             {
                 "stop": self._stop_requested,
                 "preemption": self._preemption_requested,

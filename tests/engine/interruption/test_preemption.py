@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -342,7 +342,8 @@ def test_ranks_exchange_at_least_every_5_seconds(
     monkeypatch.setattr(requests_module, "perf_counter", lambda: now)
     exchanged: list[int] = []
     progress, nothing_is_saved = Progress(), cast("Any", None)
-    requests = requests_module.Requests(Settings(), Two(), CallTable(None, {}), progress, lambda: nothing_is_saved)
+    run: Any = SimpleNamespace(settings=Settings(), ranks=Two(), calls=CallTable(None, {}), progress=progress)
+    requests = requests_module.Requests(run, lambda: nothing_is_saved)
     for iteration in range(1, 60):
         now += seconds
         progress.complete_iteration(iteration - 1, 1, stepped=True)
