@@ -51,9 +51,6 @@ class Checkpoints:
         failed: Callable[[], object],
     ) -> None:
         self._run = run
-        self._progress = run.progress
-        self._calls = run.calls
-        self._messages = run.messages
         self._evaluator = evaluator
         self.loss_check = loss_check
         self._position = DataPosition(batches, run.progress, run.ranks, run.seed)
@@ -112,10 +109,10 @@ class Checkpoints:
         """
         self.wait_for_save()
         checkpoint = self._state(optimizer=optimizer, schedulers=schedulers)
-        self._calls.before_save_checkpoint(checkpoint)
+        self._run.calls.before_save_checkpoint(checkpoint)
 
         ranks = self._run.ranks
-        iteration = self._progress.iteration
+        iteration = self._run.progress.iteration
         buffers = {name for name, _ in self._run.model.named_buffers(remove_duplicate=False)}
         averaging_hook: str | None = checkpoint["meta"].get("averaged_weights")
 
@@ -148,7 +145,7 @@ class Checkpoints:
         run = self._run
         broken_here = not_finite({name: local(value) for name, value in run.model.named_parameters()})
         broken = dict.fromkeys(name for of_rank in run.ranks.gather(broken_here) for name in of_rank)
-        self.loss_check.check_weights(list(broken), self._progress.iteration)
+        self.loss_check.check_weights(list(broken), self._run.progress.iteration)
 
     def wait_for_save(self) -> bool:
         """Wait until the asynchronous save is done, on every rank. Return whether it was written; True without one."""
@@ -168,14 +165,14 @@ class Checkpoints:
         Called on every rank. Sharded tensors are DTensors; `stand_alone` separates them.
         """
         run = self._run
-        progress = self._progress
+        progress = self._run.progress
         # What ranks may have differently is gathered in one exchange.
         bad_loss = self.loss_check.first()
         of_ranks: list[dict[str, Any]] = run.ranks.gather(
             {
                 "rng": seeding.rng_state(),
                 "data": self._position.state(),
-                "messages": self._messages.state_dict() or None,
+                "messages": self._run.messages.state_dict() or None,
                 "checksums": rank_buffers.checksums(run),
                 "bad": 0 if bad_loss is None else bad_loss.iteration,
             }
@@ -223,7 +220,7 @@ class Checkpoints:
         """
         run = self._run
         states = {
-            name: self._calls.run_for(name, "state_dict", hook.state_dict)
+            name: self._run.calls.run_for(name, "state_dict", hook.state_dict)
             for name, hook in self._hooks_with_state().items()
             if run.ranks.is_main or not hook.rank_zero_only
         }
@@ -251,7 +248,7 @@ class Checkpoints:
             return
         self.loaded = True
         settings = self._run.settings
-        progress = self._progress
+        progress = self._run.progress
         if settings.resume is not None:
             self._generators = self._restore(settings.resume)
             log.info("resumed from %s, iteration %d", settings.resume, progress.iteration)
@@ -260,7 +257,7 @@ class Checkpoints:
                 text = "all %d iterations are done; to train longer, set engine.%s higher"
                 log.info(text, progress.iteration, option)
         elif self._loaded_from is not None:
-            self._calls.after_load_checkpoint(self._loaded_from)
+            self._run.calls.after_load_checkpoint(self._loaded_from)
             self._loaded_from = None
 
     def restore_generators(self) -> None:
@@ -283,7 +280,7 @@ class Checkpoints:
         """
         load_for_evaluation(self._run, checkpoint, key)
         if "progress" in checkpoint:  # a task may use it
-            self._progress.load_state_dict(checkpoint["progress"])
+            self._run.progress.load_state_dict(checkpoint["progress"])
         self.loaded = True
 
     def _restore(self, path: Path) -> dict[str, Any] | None:
@@ -304,13 +301,13 @@ class Checkpoints:
                 log.info("%s", line)
         self._set_state(checkpoint)
         self.resumed_from = path
-        self.saved_iteration = self._progress.iteration
-        self._calls.after_load_checkpoint(checkpoint)
+        self.saved_iteration = self._run.progress.iteration
+        self._run.calls.after_load_checkpoint(checkpoint)
         return deepcopy(seeding.of_rank(checkpoint["rng"], run.ranks.rank))  # the file is mapped to memory
 
     def _set_state(self, checkpoint: Checkpoint) -> None:
         run = self._run
-        progress = self._progress
+        progress = self._run.progress
         strict = run.settings.resume_strict
         load_weights(run, checkpoint["state_dict"], "resume")
         load_own_state(run, checkpoint)
@@ -331,5 +328,5 @@ class Checkpoints:
         self._evaluator.restore_metrics(checkpoint["meta"].get("metrics", {}))
         self._position.load(checkpoint["meta"], checkpoint.get("data"), strict=strict)
         progress.begin_here()
-        self._messages.load_state_dict(checkpoint.get("messages", []), run.ranks)
+        self._run.messages.load_state_dict(checkpoint.get("messages", []), run.ranks)
         progress.set_length(run.settings, progress.epoch_length)

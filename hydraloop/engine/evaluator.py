@@ -46,8 +46,6 @@ class Evaluator:
 
     def __init__(self, run: Run, batches: Batches, requests: Requests, records: Records) -> None:
         self._run = run
-        self._progress = run.progress
-        self._calls = run.calls
         self._batches = batches
         self._requests = requests
         self._records = records
@@ -175,7 +173,7 @@ class Evaluator:
         """Validate if it is time to. After `pause_after` validations, preempt the run, unless training ends here."""
         if self._is_scheduled():
             self.validate()
-        if self._reached_pause() and not self._requests.stopping and not self._progress.is_complete:
+        if self._reached_pause() and not self._requests.stopping and not self._run.progress.is_complete:
             self._requests.preempt(self._run.settings.pause, agreed=True)
             self._requests.act()
 
@@ -185,7 +183,7 @@ class Evaluator:
         A stop by `max_time` is not an end: a resumed run trains on, as if it had never stopped. A preempted run does
         not validate; a resumed run does it instead.
         """
-        progress = self._progress
+        progress = self._run.progress
         settings = self._run.settings
         if self._requests.preempted_by is not None or self._batches.loaders.val is None:
             return False
@@ -203,7 +201,7 @@ class Evaluator:
         settings = self._run.settings
         if settings.pause_after is None or self._batches.loaders.val is None:
             return False
-        position = self._progress.epoch if settings.val_by_epoch else self._progress.iteration
+        position = self._run.progress.epoch if settings.val_by_epoch else self._run.progress.iteration
         return self._interval.times_until(position) >= settings.pause_after
 
     def validate(self) -> dict[str, float]:
@@ -211,8 +209,8 @@ class Evaluator:
 
         A preempted run does not finish it; a resumed run validates instead.
         """
-        calls = self._calls
-        with suppress(Preempted), self._progress.in_mode("val"):
+        calls = self._run.calls
+        with suppress(Preempted), self._run.progress.in_mode("val"):
             calls.before_val()
             with self.evaluating():
                 calls.before_val_epoch()
@@ -220,7 +218,7 @@ class Evaluator:
                 metrics = self._evaluate(loaders, calls.before_val_iter, calls.after_val_iter)
             self.metrics = metrics
             self._warn_of_nan()
-            self._progress.complete_validation()
+            self._run.progress.complete_validation()
             calls.after_val_epoch(metrics)
             calls.after_val()
         self._requests.act()
@@ -232,9 +230,9 @@ class Evaluator:
         Args:
             checkpoint: the file whose weights are tested; None: the current weights.
         """
-        calls = self._calls
+        calls = self._run.calls
         is_complete = False
-        with suppress(Preempted), self._progress.in_mode("test"), self._weights_of(checkpoint):
+        with suppress(Preempted), self._run.progress.in_mode("test"), self._weights_of(checkpoint):
             calls.before_test()
             with self.evaluating():
                 calls.before_test_epoch()
@@ -260,7 +258,7 @@ class Evaluator:
             log.warning(
                 "the validation loss is nan at iteration %d, so %s counts as nan, too, where validations are compared "
                 "(best checkpoints, early stopping, schedules, objective); engine.allow_nan=true lets it count",
-                self._progress.iteration, ", ".join(names),
+                self._run.progress.iteration, ", ".join(names),
             )  # fmt: skip
 
     @contextmanager
@@ -288,7 +286,7 @@ class Evaluator:
         try:
             with (
                 self._records.muted(),
-                self._progress.in_mode("val"),
+                self._run.progress.in_mode("val"),
                 eager,
                 seeded(self._run.seed),
                 warnings.catch_warnings(),
@@ -319,7 +317,7 @@ class Evaluator:
         metrics: dict[str, float] = {}
         for name, loader in loaders.items():
             self.data_set = name
-            with seeded(self.seed_of(self._progress.mode, name)):
+            with seeded(self.seed_of(self._run.progress.mode, name)):
                 self.run_batches(loader, before, after, preemptible=True)
                 metrics |= self.compute()
         return metrics
@@ -353,7 +351,7 @@ class Evaluator:
         task = self._run.task
         samples_at = share_of(loader)
         length = len(loader)
-        self.length = self._run.settings.limited(self._progress.mode, length)
+        self.length = self._run.settings.limited(self._run.progress.mode, length)
         if most is not None:
             self.length = min(self.length, most)
         with in_eval_mode(task), equal_buffers(self._run):

@@ -78,7 +78,7 @@ class LossCheck:
         """Forget an earlier use of the engine: its losses, and how it has ended."""
         self._diverged = False
         self._kept, self._open, self._unchecked = [], [], 0
-        self._run.precision.start()
+        self._run.precision.diverged = False
 
     def keep(self, batch_idx: int, step: str, loss: Tensor | None) -> None:
         """Keep the loss of the current iteration. No host sync.

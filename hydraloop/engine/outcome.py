@@ -47,14 +47,10 @@ class Outcome:
         checkpoints: Checkpoints,
     ) -> None:
         self._run = run
-        self._progress = run.progress
-        self._calls = run.calls
-        self._messages = run.messages
         self._batches = batches
         self._requests = requests
         self._evaluator = evaluator
         self._checkpoints = checkpoints
-        self._loss_check = checkpoints.loss_check
         self.report = Report(run, batches, evaluator, checkpoints)
         self._began_at = 0.0
         self.error: BaseException | None = None
@@ -100,10 +96,10 @@ class Outcome:
         """Begin a use of the engine: forget how an earlier one has ended."""
         self._began_at = perf_counter()
         if self.error is not None:
-            self._messages.load_state_dict([], self._run.ranks)  # the losses since the last record
+            self._run.messages.load_state_dict([], self._run.ranks)  # the losses since the last record
         self.error = None
         self.result = None
-        self._loss_check.forget()
+        self._checkpoints.loss_check.forget()
         self._requests.reset()
         if self._run.ranks.is_main:
             if records_code:
@@ -123,7 +119,7 @@ class Outcome:
                 try:
                     with self._calling_on_exception():  # before `result.json` is written
                         self._evaluator.check_validation()
-                        self._calls.before_run()
+                        self._run.calls.before_run()
                         yield
                 finally:
                     self._checkpoints.close()
@@ -157,7 +153,7 @@ class Outcome:
             with self._calling_on_exception():
                 yield
         finally:
-            for call in self._calls.one_by_one(point):
+            for call in self._run.calls.one_by_one(point):
                 try:
                     call()
                 except BaseException as error:  # after an interrupt, the other hooks still close
@@ -186,7 +182,7 @@ class Outcome:
         if "device-side assert" in str(error):
             error.add_note("An index is out of range, usually a label or a token: engine.device=cpu names it.")
         self._run.ranks.abandon(error)  # before any hook, so that no hook waits for the other ranks
-        for call in self._calls.one_by_one("on_exception"):
+        for call in self._run.calls.one_by_one("on_exception"):
             try:
                 call(error)
             except BaseException as error_of_hook:  # as in `closing`
@@ -203,7 +199,7 @@ class Outcome:
         """
         preempted_by = self._requests.preempted_by
         unwritten = self._checkpoints.unwritten
-        is_saved = self._progress.iteration <= self._checkpoints.saved_iteration
+        is_saved = self._run.progress.iteration <= self._checkpoints.saved_iteration
         if is_saved or (preempted_by is None and unwritten is None):
             return
         if unwritten is not None:
@@ -247,7 +243,7 @@ class Outcome:
             return "interrupted" if interrupted else "failed", describe(self.error)
         if self._requests.preempted_by is not None:
             return "interrupted", None
-        if self._requests.stop_reason is not None and not self._progress.is_complete:
+        if self._requests.stop_reason is not None and not self._run.progress.is_complete:
             return "stopped", None
         return "finished", None
 
@@ -259,19 +255,19 @@ class Outcome:
         because of its loss, also without a validation, and if the loss of the last validation is NaN.
         """
         evaluator = self._evaluator
-        monitor: tuple[str, bool] | None = self._messages.read("monitor")
+        monitor: tuple[str, bool] | None = self._run.messages.read("monitor")
         name = next(iter(evaluator.metric_names), "loss") if monitor is None else monitor[0]
         rule: Literal["greater", "less"] | None = None
         if monitor is not None:
             rule = "greater" if monitor[1] else "less"
-        if self.error is not None and self._loss_check.diverged:
-            return Objective(name, rule, math.nan, self._progress.iteration)
+        if self.error is not None and self._checkpoints.loss_check.diverged:
+            return Objective(name, rule, math.nan, self._run.progress.iteration)
         if evaluator.best is not None:
             best = evaluator.best
             return Objective(best.metric, rule, best.value, best.iteration)
         if name not in evaluator.metrics:
             return None
-        return Objective(name, rule, evaluator.comparable[name], self._progress.last_validation)
+        return Objective(name, rule, evaluator.comparable[name], self._run.progress.last_validation)
 
     def _write_result(self) -> None:
         """Set `result` and write it on rank 0. After an error of the run, an error in writing is only logged."""
@@ -290,10 +286,10 @@ class Outcome:
             test_metrics=evaluator.test_metrics,
             best=evaluator.best,
             objective=self._objective(),
-            progress=self._progress.state_dict(),
+            progress=self._run.progress.state_dict(),
             records=count(self._run.run_dir / FILENAME),
             seconds=self.seconds,
-            hook_seconds={name: cell[0] for name, cell in self._calls.seconds.items()},
+            hook_seconds={name: cell[0] for name, cell in self._run.calls.seconds.items()},
             versions=versions(),
             git=self._checkpoints.git,
         )

@@ -32,10 +32,6 @@ class Precision:
     diverged: bool = False
     """Whether gradients are not finite at any loss scale, so that fp16 has ended the run."""
 
-    def start(self) -> None:
-        """Forget how an earlier use has ended."""
-        self.diverged = False
-
     def active(self) -> AbstractContextManager[None]:
         """Return a context for the whole run; at its end, process-wide settings are restored."""
         return nullcontext()

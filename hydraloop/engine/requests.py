@@ -55,7 +55,6 @@ class Requests:
 
     def __init__(self, run: Run, checkpoints: Callable[[], Checkpoints]) -> None:
         self._run = run
-        self._calls = run.calls
         self._checkpoints = checkpoints
         self._is_single = run.ranks.world_size == 1
         self._flag = NewsFlag(run.ranks)
@@ -140,7 +139,7 @@ class Requests:
             raise ValueError(f"the tag {tag!r} is the stem of a file and must not contain a folder")
         request = CheckpointRequest(write, owner)
         # A hook that may continue after an error may have failed on one rank, which then does not ask.
-        asks_everywhere = agreed and (owner is None or self._calls.on_error(owner.name) == "raise")
+        asks_everywhere = agreed and (owner is None or self._run.calls.on_error(owner.name) == "raise")
         if asks_everywhere or self._is_single:
             self._checkpoints_agreed[tag] = request
             self._must_act = True
@@ -231,13 +230,13 @@ class Requests:
             or (self._preemption_requested is not None and self.preempted_by is None)
             or self._has_new_checkpoints
             or self._save_failed
-            or bool(self._calls.newly_disabled)
+            or bool(self._run.calls.newly_disabled)
         )
         self._flag.send(at, mode, has_news=has_news)
 
     def _exchange_requests(self) -> None:
         """Exchange the requests and the names of disabled hooks with all ranks."""
-        calls = self._calls
+        calls = self._run.calls
         of_ranks: list[dict[str, Any]] = self._run.ranks.gather(
             {
                 "stop": self._stop_requested,
@@ -276,11 +275,11 @@ class Requests:
         requested = self._checkpoints_agreed
         self._checkpoints_agreed = {}
         for tag, (write, owner) in requested.items():
-            save = partial(checkpoints.save_tagged, tag) if write is None else partial(write, self._calls.engine)
+            save = partial(checkpoints.save_tagged, tag) if write is None else partial(write, self._run.calls.engine)
             if owner is None:
                 save()
             else:
-                self._calls.run_for(owner.name, "a checkpoint", save)
+                self._run.calls.run_for(owner.name, "a checkpoint", save)
         if self._stop_agreed and self.stop_reason is None:
             self.stop_reason = self._stop_requested
             log.info("stopping: %s", self.stop_reason)

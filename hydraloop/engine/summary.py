@@ -36,14 +36,16 @@ class Report:
     """
 
     def __init__(self, run: Run, batches: Batches, evaluator: Evaluator, checkpoints: Checkpoints) -> None:
-        self._run, self._batches, self._progress, self._calls = run, batches, run.progress, run.calls
-        self._messages, self._evaluator, self._checkpoints = run.messages, evaluator, checkpoints
+        self._run = run
+        self._batches = batches
+        self._evaluator = evaluator
+        self._checkpoints = checkpoints
 
     # Before training. ------------------------------------------------------------------------------------------------
 
     def start(self) -> str:
         """Return the text before: model, data, device, optimizer, schedules, length, run directory, order of hooks."""
-        run, progress, settings = self._run, self._progress, self._run.settings
+        run, progress, settings = self._run, self._run.progress, self._run.settings
         ranks = run.ranks.world_size
         loaders = self._batches.loaders
         data = ", ".join(f"{name} {_size(loader)}" for name, loader in loaders.by_key().items()) or "none"
@@ -64,10 +66,10 @@ class Report:
             if settings.accumulate > 1:
                 rows["training"] += f", {settings.accumulate} per optimizer step"
         rows["run"] = shown(run.run_dir)
-        if not self._calls.slots:
+        if not self._run.calls.slots:
             return "\n".join(_aligned(rows))
         rows["hooks"] = "in the order they are called at each mount point, with priority"
-        return "\n".join([*_aligned(rows), format_order(self._calls.slots)])
+        return "\n".join([*_aligned(rows), format_order(self._run.calls.slots)])
 
     # After training. -------------------------------------------------------------------------------------------------
 
@@ -87,7 +89,7 @@ class Report:
         if evaluator.test_metrics:
             note = " (of the best checkpoint)" if evaluator.best is not None else ""
             rows["test"] = _metrics(evaluator.test_metrics, note)
-        if (lr := self._messages.read("lr_summary")) is not None:
+        if (lr := self._run.messages.read("lr_summary")) is not None:
             rows["lr"] = lr
         rows.update(self._time(seconds))
         rows.update(self._what_next(result))
@@ -99,7 +101,7 @@ class Report:
         status = f"{result.status}: {why.splitlines()[0]}" if why else result.status
         if isinstance(error, KeyboardInterrupt):
             status = describe(error)
-        progress = self._progress
+        progress = self._run.progress
         resumed = f", resumed at {progress.began_at:,}" if progress.began_at else ""
         done, of_all = progress.iteration - progress.began_at, _count(progress.max_iters, "iteration")
         return {"status": status, "trained": f"{done:,} of {of_all} in {duration(result.seconds)}{resumed}"}
@@ -108,9 +110,9 @@ class Report:
         """Return the best validation, the best checkpoint and the last one."""
         rows: dict[str, str] = {}
         reported = self._evaluator.best
-        best = reported or self._messages.read("best")
+        best = reported or self._run.messages.read("best")
         if best is not None:
-            since = " (since the run was resumed)" if reported is None and self._progress.began_at else ""
+            since = " (since the run was resumed)" if reported is None and self._run.progress.began_at else ""
             rows["best"] = f"{best.metric} {number(best.value)} at iteration {best.iteration:,}{since}"
         files = {} if reported is None else {Path(reported.checkpoint): "the best"}
         if self._checkpoints.last_checkpoint is not None:
@@ -122,16 +124,16 @@ class Report:
     def _time(self, run: float) -> dict[str, str]:
         """Return the speed, and how the time was used, in shares of `run`, the seconds of the run."""
         rows, parts = {}, []
-        timing = self._messages.read("timing")  # `hooks.timer.Timing`
+        timing = self._run.messages.read("timing")  # `hooks.timer.Timing`
         if timing is not None:
-            samples = self._progress.samples / max(self._progress.iteration, 1)
+            samples = self._run.progress.samples / max(self._run.progress.iteration, 1)
             rows["speed"] = (
                 f"{rate(samples / timing.mean)} samples/s, {1 / timing.mean:.3g} iterations/s\n"
                 f"mean {duration(timing.mean)}, p50 {duration(timing.p50)}, p90 {duration(timing.p90)}, "
                 f"max {duration(timing.max)}"
             )
             parts.append(f"{timing.data_share * timing.total / run:.0%} waiting for data")
-        cells = sorted(((cell[0], name) for name, cell in self._calls.seconds.items()), reverse=True)
+        cells = sorted(((cell[0], name) for name, cell in self._run.calls.seconds.items()), reverse=True)
         in_hooks = sum(taken for taken, _ in cells)
         if in_hooks:
             parts.append(f"{in_hooks / run:.0%} in hooks")
@@ -144,10 +146,10 @@ class Report:
 
     def _what_next(self, result: Result | None) -> dict[str, str]:
         rows: dict[str, str] = {}
-        run_dir, records = self._run.run_dir, self._messages.read("record_log")
+        run_dir, records = self._run.run_dir, self._run.messages.read("record_log")
         if records is not None and records.is_file():
             rows["records"] = shown(records)
-        rows.update(self._messages.read("tracked") or {})
+        rows.update(self._run.messages.read("tracked") or {})
         traces = run_dir / "tf_tracing_logs"
         if traces.is_dir():
             rows["profile"] = f"tensorboard --logdir {shlex.quote(shown(traces))}"
