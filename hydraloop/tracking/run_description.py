@@ -62,14 +62,14 @@ def read(run_dir: Path) -> Run | None:
         found = read_json(folder / _RUN)
     except FileNotFoundError:
         return None
-    run_directory = tuple(_attempts(folder))
-    if not run_directory:
+    attempts = tuple(_attempts(folder))
+    if not attempts:
         return None
     sweep = found["sweep"]
     if sweep is not None:
         folder = Path(os.path.normpath(run_dir / sweep["folder"]))
         sweep = Sweep(**{**sweep, "folder": folder, "axes": tuple(sweep["axes"])})
-    return Run(run_dir, found["uid"], found["experiment"], found["name"], run_directory, sweep)
+    return Run(run_dir, found["uid"], found["experiment"], found["name"], attempts, sweep)
 
 
 def is_described(run_dir: Path, number: int) -> bool:
@@ -78,16 +78,15 @@ def is_described(run_dir: Path, number: int) -> bool:
 
 
 def trackers_of(run_dir: Path) -> tuple[int, dict[str, dict[str, Any]]]:
-    """Return the number of the last attempt and `Run.trackers`. Faster than `read`.
+    """Return the number of the last attempt and `Run.trackers`.
 
     Returns:
         -1 and no trackers if the run is not described, or if its description is damaged.
     """
-    try:
-        run_directory = [*_attempts(run_dir / FOLDER)] if (run_dir / FOLDER / _RUN).exists() else []
-    except (OSError, ValueError, TypeError):
-        run_directory = []
-    return len(run_directory) - 1, {name: one for attempt in run_directory for name, one in attempt.trackers.items()}
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        if (run := read(run_dir)) is not None:
+            return run.attempt.number, run.trackers
+    return -1, {}
 
 
 def sweep_of(run_dir: Path) -> Sweep | None:

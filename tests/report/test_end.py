@@ -23,4 +23,4 @@ def test_a_sweep_writes_its_report(tmp_path: Path) -> None:
 
 def test_a_report_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     report.write_report(tmp_path)
-    assert "the report cannot be written: error: directory:" in caplog.text
+    assert "the report cannot be written: " in caplog.text

@@ -30,7 +30,7 @@ def test_a_run_has_its_curves_its_config_and_what_hooks_have_logged(tmp_path: Pa
     log.close()
     assert report(run) == 0
     page = Page(run / "report.html")
-    curves = ["loss", "accuracy", "Time of an iteration [s]"]  # the learning rate and the memory do not change
+    curves = ["loss", "accuracy", "Learning rate", "Time of an iteration [s]", "Peak memory [MiB]"]
     assert page.captions == [*curves, "val/seen, iteration 30", "val/worst, iteration 200"]
     assert "finished" in page.text
     assert page.body.count("data:image/png;base64,") == 1
@@ -41,14 +41,6 @@ def test_a_run_has_its_curves_its_config_and_what_hooks_have_logged(tmp_path: Pa
     known = {"model": "Net", "parameters": "4,547", "data": "Spirals: train 9 samples", "experiment": "arms"}
     assert page.facts.items() >= known.items()
     assert page.commands == ["python train.py optimizer.lr=0.01"]
-
-
-def test_memory_that_changes_has_a_chart(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run")
-    with (run / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps({"mode": "train", "epoch": 1, "iteration": 210, "memory": 106.0, "lr": 0.0104}) + "\n")
-    assert report(run) == 0
-    assert Page(run / "report.html").captions[2:] == ["Time of an iteration [s]", "Peak memory [MiB]"]
 
 
 def test_names_with_html_are_text(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_a_sweep_that_is_not_over_says_how_far_it_is_and_a_large_one_what_is_lef
         made.controller_lock.release()
     text = Page(made.path / "report.html").text
     assert "This sweep still runs: 2 of 1,200 jobs are over." in text
-    assert "curves and rows of all but the best 500 of 1,200 jobs" in text
+    assert "Left out: all but the best 500 of 1,200 jobs" in text
     assert report(made.path) == 0
     assert "This sweep has not ended" in Page(made.path / "report.html").text
 

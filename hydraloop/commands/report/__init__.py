@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import subprocess
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,7 +13,8 @@ from hydraloop.commands.report.run_data import RunData
 from hydraloop.commands.status import sweep_in
 from hydraloop.errors import UserError, not_installed, printable
 from hydraloop.files.environment import shown
-from hydraloop.tracking.start_sender import spawn
+from hydraloop.files.result import describe
+from hydraloop.sweeps.sweep_directory import SweepDirectory
 
 log = logging.getLogger(__name__)
 
@@ -40,10 +40,6 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-_SECONDS = 300.0
-"""A sweep of 10,000 jobs takes a minute on a busy machine."""
-
-
 def check_installed(key: str | None = None) -> None:
     """Refuse to begin without plotly.
 
@@ -55,16 +51,11 @@ def check_installed(key: str | None = None) -> None:
 
 
 def write_report(folder: Path) -> None:
-    """Write `report.html` into the folder of a run or a sweep. If that is not possible, a warning says why."""
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with spawn("hydraloop", "report", str(folder), **pipes) as process:
-        try:
-            printed = process.communicate(timeout=_SECONDS)[0].decode("utf-8", "replace").strip()
-        except subprocess.TimeoutExpired:
-            printed = f"it takes longer than {_SECONDS:g} s"
-        finally:  # after Ctrl-C, too
-            process.kill()
-    if process.returncode:
-        log.warning("the report cannot be written: %s", printed)
+    """Write `report.html` into the folder of a sweep. If that is not possible, a warning says why."""
+    output = folder / FILENAME
+    try:
+        sweep_page.write(SweepDirectory.load(folder), output)
+    except Exception as error:  # the sweep itself has succeeded
+        log.warning("the report cannot be written: %s", describe(error))
     else:
-        log.info("report: %s", printed)
+        log.info("report: %s", shown(output))

@@ -27,8 +27,6 @@ _POINTS = 2000
 _START = 65_536
 """Characters at the start of a log, which name the model and the data."""
 _LEFT_OUT = frozenset({"perf/eta", "perf/skipped", "train/momentum"})
-_NEARLY_CONSTANT = 1.05
-"""The ratio of the greatest and the least learning rate or memory up to which there is no chart of it."""
 _TITLES = {  # in this order
     "loss": "loss",
     "accuracy": "accuracy",
@@ -162,8 +160,7 @@ def charts(runs: Mapping[str, Mapping[str, Curve]]) -> Iterator[tuple[str, list[
             groups.setdefault(chart, []).append(one | ({"showlegend": True} if len(runs) > 1 else {}))
     order = [*_TITLES]
     for name in sorted(groups, key=lambda name: (order.index(name if name in order else ""), name)):
-        if name not in ("lr", "memory") or _changes(groups[name]):
-            yield _TITLES.get(name, name), groups[name]
+        yield _TITLES.get(name, name), groups[name]
 
 
 def trace(curve: Curve, name: str, *, color: int | str, is_thin: bool = False) -> dict[str, Any]:
@@ -180,8 +177,3 @@ def trace(curve: Curve, name: str, *, color: int | str, is_thin: bool = False) -
         "marker": {"size": 9, "symbol": "star"},
         "line": {"width": 1.4 if is_thin else 2.4, "color": color},
     }
-
-
-def _changes(traces: Sequence[Mapping[str, Any]]) -> bool:
-    values = np.concatenate([trace["y"] for trace in traces])
-    return bool(np.nanmax(values) > _NEARLY_CONSTANT * np.nanmin(values))

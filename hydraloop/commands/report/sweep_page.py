@@ -22,15 +22,13 @@ from hydraloop.sweeps.sweep_directory import SweepDirectory
 from hydraloop.tracking.run_description import short_keys
 
 _MOST = 500
-"""Jobs whose curves and rows are shown, the best ones: a browser draws them in seconds."""
+"""Jobs that are shown, the best ones: a browser draws them in seconds."""
 _POINTS, _METRICS = 300, 4
 """Points of a curve, and charts with the curves of all jobs, at most."""
 _COLORED = 8
 """Up to so many curves have colors and names; more of them are grey."""
 _FEWEST = 5
 """Jobs with a result. The table shows fewer of them better than figures."""
-_DRAWN = 300
-"""Jobs in the figures of what was tried, about."""
 _WIDE_RANGE = 100
 """Numbers above 0 whose ends have at least this ratio get a logarithmic axis."""
 _OVER = ("finished", "stopped", "failed", "pruned")
@@ -74,7 +72,7 @@ def _left_out(directory: SweepDirectory, found: Results, left: int, status: str)
         how = "still runs" if status == "running" else "has not ended"
         yield note(f"This sweep {how}: {count - left:,} of {count:,} jobs are over.")
     if len(found.rows) > _MOST:
-        text = f"Left out: curves and rows of all but the best {_MOST:,} of {len(found.rows):,} jobs."
+        text = f"Left out: all but the best {_MOST:,} of {len(found.rows):,} jobs."
         yield note(f"{text} hydraloop results writes all rows into {results.CSV}.")
 
 
@@ -126,10 +124,7 @@ def _tried(page: Page, directory: SweepDirectory, found: Results) -> Iterator[Ht
     rows = [row for row in rows if len(names) in (1, len(row.objectives))]
     if len(rows) < _FEWEST:
         return
-    step = -(-len(rows) // _DRAWN)
-    if step > 1:
-        yield note(f"Drawn: every {step}. of {len(rows):,} jobs, and the best.")
-    rows = rows[::step]
+    rows = rows[:_MOST]
     colors = [QUIET if index > len(rows) // 10 else ACCENT for index in range(len(rows))]
     results = [_axis(name, [str(row.objectives.get(name, row.value)) for row in rows]) for name in names]
     keys = [key for key in found.keys if key != found.average and len({row.swept.get(key) for row in rows}) > 1]
