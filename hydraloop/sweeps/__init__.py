@@ -1,5 +1,5 @@
-"""Sweeps: the directory is the truth, and any process may die.
+"""Sweeps: the directory is the truth, and any process may be killed.
 
-Reading order: axes, planning, job_checks, source, sweep_directory, states, queue, job, executors, controller. Nothing
-here imports torch, except in the processes of jobs.
+Reading order: overrides_to_axes, check_sweep, job_source, sweep_directory, job_states, controller, job, executors.
+Only the processes of jobs import torch.
 """

@@ -21,7 +21,6 @@ from hydraloop.files.atomic import read_json
 from hydraloop.files.checkpoint_files import END_UNWRITTEN, candidates
 from hydraloop.files.config_yaml import plain
 from hydraloop.files.record_log import FILENAME as RECORDS
-from hydraloop.files.result import FILENAME as RESULT
 from hydraloop.files.result import PAUSE, PREEMPTED, Best, Result, digest
 from hydraloop.files.run_directory import checkpoint_folders
 from hydraloop.launch.exit import REQUEUE
@@ -57,7 +56,6 @@ class JobState:
     """The run directory, relative to that of the sweep."""
     began: float | None = None
     """Seconds since 1970 at the start of the last attempt. Slurm may have let it wait since."""
-    ended: float | None = None
     seconds: float = 0.0
     """Wall-clock time of all attempts that have ended."""
     error: str | None = None
@@ -158,10 +156,6 @@ def ended_from_result(running: JobState, run_dir: Path) -> JobState | None:
     result = Result.read(run_dir, earlier=running.earlier_result)
     if result is None:
         return None
-    try:
-        ended = (run_dir / RESULT).stat().st_mtime
-    except OSError:
-        return None
     state = replace(
         running,
         state=result.status,
@@ -169,7 +163,6 @@ def ended_from_result(running: JobState, run_dir: Path) -> JobState | None:
         reason=result.reason,
         iterations=result.progress.get("iteration", running.iterations),
         checkpoint=_checkpoint(result.best, run_dir),
-        ended=ended,
         seconds=running.seconds + result.seconds,
     )
     if result.objective is not None:
@@ -198,7 +191,7 @@ def ended_without_result(running: JobState, folder: Path, run_dir: Path, code: i
     """
     ended = _last_written(folder / LOG, run_dir / RECORDS) if code is None else time.time()
     seconds = max(0.0, ended - (running.began or ended))
-    state = replace(running, ended=ended, seconds=running.seconds + seconds)
+    state = replace(running, seconds=running.seconds + seconds)
     if code is None:
         return replace(state, state="interrupted", reason="its process has ended without a result")
     if code == UNUSABLE:

@@ -134,9 +134,8 @@ def _summary(progress: Progress, now: float, began: float) -> list[str]:
     counts = ", ".join(f"{number_of[name]:,} {name}" for name in get_args(State) if number_of[name])
     times = f"{clock(now - began)}" + ("" if left is None else f", about {clock(left)} left")
     lines = [f"{jobs.title(len(progress.states))}: {counts}; {times}"]
-    best, averaged = progress.best, directory.description.averaged
+    best = progress.best
     if best is not None and (jobs.search is None or not jobs.search.objectives):
         swept = brief(" ".join(jobs.swept_lines(directory.lines(best))))
-        later = "" if averaged is None else f", before results are averaged over {averaged}"
-        lines.append(f"best: job {best.number}, {best.metric} {number(best.value)} ({swept}){later}")
+        lines.append(f"best: job {best.number}, {best.metric} {number(best.value)} ({swept})")
     return lines
