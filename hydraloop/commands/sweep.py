@@ -6,6 +6,7 @@ import os
 import secrets
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,6 +21,7 @@ from hydraloop.launch import detach
 from hydraloop.launch import slurm as launch_slurm
 from hydraloop.launch.start import RunStarter
 from hydraloop.sweeps import resume_sweep, submit_to_slurm
+from hydraloop.sweeps.axes import Lines
 from hydraloop.sweeps.check_sweep import SweepDraft
 from hydraloop.sweeps.controller import Controller, Watcher
 from hydraloop.sweeps.executors import gpus, ray_executor, spawned, submitit_executor
@@ -27,7 +29,7 @@ from hydraloop.sweeps.executors.executor import Executor
 from hydraloop.sweeps.executors.pool import PoolExecutor
 from hydraloop.sweeps.job import SweepJob
 from hydraloop.sweeps.job_directories import JobDirectories
-from hydraloop.sweeps.job_lines import Lines, print_end
+from hydraloop.sweeps.job_lines import JobLines, print_end
 from hydraloop.sweeps.job_source import Grid, SearchSource, Source
 from hydraloop.sweeps.job_states import JobState
 from hydraloop.sweeps.live_table import watching
@@ -50,20 +52,19 @@ def run(draft: SweepDraft, starter: RunStarter) -> NoReturn:
     shares = _check(draft)
     console.set_up(draft.master.hydra.verbose)
     if draft.master.detach:
-        _leave(draft)
+        _detach(draft)
     cluster = None
     if draft.options.executor == "ray":
         cluster = ray_executor.connect(draft.options, ranks=draft.ranks, device=draft.device)
         shares = cluster.shares
-    sweep = resume_sweep.open_sweep(_description(draft), draft)  # a second controller is refused there
-    directory = sweep.directory
-    lines = Lines(directory)
+    directory, jobs = resume_sweep.open_sweep(_description(draft), draft)  # a second controller is refused there
+    lines = JobLines(directory)
     hooks: Any = OmegaConf.to_container(draft.cfg.hooks)
     sender = SweepSender(directory.path, hooks)
     controller = Controller(
         directory,
         _executor(draft, directory, starter, cluster),
-        _source(sweep, draft),
+        _source(directory, jobs, draft),
         shares,
         lines,
         JobDirectories(directory, draft.grid),
@@ -88,12 +89,12 @@ def run(draft: SweepDraft, starter: RunStarter) -> NoReturn:
     sys.exit(controller.exit_code)
 
 
-def _leave(draft: SweepDraft) -> NoReturn:
+def _detach(draft: SweepDraft) -> NoReturn:
     """Let the same command run the sweep, as a job of Slurm or in the background, and exit."""
     is_submitted = submit_to_slurm.is_sweep(draft.master)
     if not is_submitted:
         detach.check()
-    directory = resume_sweep.open_sweep(_description(draft), draft).directory
+    directory, _ = resume_sweep.open_sweep(_description(draft), draft)
     if is_submitted:
         submit_to_slurm.submit_sweep(directory, draft)
     directory.controller_lock.release()
@@ -114,12 +115,12 @@ def _check(draft: SweepDraft) -> gpus.Shares:
     return shares
 
 
-def _source(sweep: resume_sweep.OpenSweep, draft: SweepDraft) -> Source:
+def _source(directory: SweepDirectory, jobs: Mapping[int, Lines], draft: SweepDraft) -> Source:
     if draft.jobs.search is None:
-        return Grid(sweep.named)
-    found = sweep.directory.description.jobs.search
-    assert found is not None, "the directory has the same search"
-    return SearchSource(sweep.directory, replace(draft.jobs.search, trials=found.trials), draft.options.enqueue)
+        return Grid(jobs)
+    search = directory.description.jobs.search
+    assert search is not None, "the directory has the same search"
+    return SearchSource(directory, replace(draft.jobs.search, trials=search.trials), draft.options.enqueue)
 
 
 def _executor(

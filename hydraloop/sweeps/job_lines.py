@@ -17,7 +17,7 @@ from hydraloop.sweeps.sweep_directory import SweepDirectory
 log = logging.getLogger(__name__)
 
 
-class Lines:
+class JobLines:
     """Prints a line when a job starts, and when it ends. What the job prints is in its log."""
 
     def __init__(self, directory: SweepDirectory) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console, Group
     from rich.table import Table
 
-    from hydraloop.sweeps.job_lines import Lines
+    from hydraloop.sweeps.job_lines import JobLines
 
 _PERIOD = 1.0
 """Seconds between two updates."""
@@ -29,7 +29,7 @@ _BAR = 20
 
 
 @contextmanager
-def watching(lines: Lines) -> Iterator[Watcher]:
+def watching(lines: JobLines) -> Iterator[Watcher]:
     """Yield what shows a sweep: a live table in a terminal, otherwise `lines`.
 
     Above the table, `lines` print the jobs that end without a result. What is printed through `sys.stdout` appears
@@ -54,7 +54,7 @@ class Display:
         console: of a terminal.
     """
 
-    def __init__(self, lines: Lines, console: Console) -> None:
+    def __init__(self, lines: JobLines, console: Console) -> None:
         from rich.live import Live
 
         self._lines, self._progress = lines, lines.progress

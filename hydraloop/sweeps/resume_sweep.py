@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from hydraloop.config.checks import hydra_config
@@ -28,20 +28,18 @@ _SHOWN = 5
 """Differences that an error shows. More do not help."""
 
 
-@dataclass(frozen=True, slots=True)
-class OpenSweep:
-    """The directory of a sweep, whose lock this process has, and the jobs of a command line in it."""
-
-    directory: SweepDirectory
-    named: Mapping[int, Lines] = field(default_factory=dict)
-    """The overrides of a grid's jobs, not masked, by number."""
+_Opened = tuple[SweepDirectory, Mapping[int, Lines]]
 
 
-def open_sweep(description: Description, draft: SweepDraft) -> OpenSweep:
+def open_sweep(description: Description, draft: SweepDraft) -> _Opened:
     """Create the directory of a sweep, or open the one that `sweep.resume` names. A second controller is refused here.
 
     Args:
         description: of a new sweep.
+
+    Returns:
+        The directory, whose lock this process has; and of a grid, the overrides of the jobs that this command line
+        names, not masked, by number.
 
     Raises:
         UserError: there is nothing to resume, it is another sweep, or it has a controller; or a new directory is used.
@@ -59,13 +57,13 @@ def open_sweep(description: Description, draft: SweepDraft) -> OpenSweep:
     return _resume(path if wanted == "auto" else Path(wanted), description, draft)
 
 
-def _create(path: Path, description: Description, draft: SweepDraft) -> OpenSweep:
+def _create(path: Path, description: Description, draft: SweepDraft) -> _Opened:
     directory = SweepDirectory.create(path, description)
     directory.controller_lock.acquire()
-    return OpenSweep(directory, dict(enumerate(draft.jobs.listed)))
+    return directory, dict(enumerate(draft.jobs.listed))
 
 
-def _resume(path: Path, description: Description, draft: SweepDraft) -> OpenSweep:
+def _resume(path: Path, description: Description, draft: SweepDraft) -> _Opened:
     """Return a sweep with the jobs of this command line, which it gets if they are new."""
     directory = SweepDirectory.load(path, key=_KEY)  # no lock is left in a directory without a sweep
     check_links(path, key=_KEY)
@@ -80,7 +78,7 @@ def _resume(path: Path, description: Description, draft: SweepDraft) -> OpenSwee
     except BaseException:
         directory.controller_lock.release()
         raise
-    return OpenSweep(directory, named)
+    return directory, named
 
 
 def _joined(directory: SweepDirectory, new: Description, draft: SweepDraft) -> tuple[Description, Mapping[int, Lines]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import logging
 import shlex
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,9 +79,9 @@ def is_complete(run_dir: Path, name: str, attempt: int) -> bool:
     return cursor.index >= count(run_dir / FILENAME)
 
 
-def sync_command(folder: Path, kinds: Iterable[str]) -> str:
-    """Return the command that sends what trackers of these kinds do not have of a run or sweep."""
-    if all(kind.startswith("hydraloop.") for kind in kinds):
+def sync_command(folder: Path, kind: str) -> str:
+    """Return the command that sends what a tracker of this kind does not have of a run or sweep."""
+    if kind.startswith("hydraloop."):
         return shlex.join(["python", "-m", "hydraloop", "sync", shown(folder)])
     return shlex.join(of_project("sync", folder))
 

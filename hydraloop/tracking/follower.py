@@ -102,7 +102,7 @@ class Follower:
             return "cut"
         except UnusableError as error:
             position = shlex.quote(shown(path_of(self._run_dir, self._name)))
-            again = f"rm {position} && {sync_command(self._run_dir, [self._cursor.kind])}"
+            again = f"rm {position} && {sync_command(self._run_dir, self._cursor.kind)}"
             self._report(f"{error}; `{again}` sends everything again" if isinstance(error, GoneError) else str(error))
             return "given up"
         except Exception as error:

@@ -262,7 +262,7 @@ class TrackerHook(Hook):
         text += "" if self._trouble is None else f" ({mask_text(self._trouble)})"
         if sending.sender is None:
             return f"{text}; the sweep sends the rest"
-        return f"{text}; {sync_command(run_dir, [self.kind])} sends the rest"
+        return f"{text}; {sync_command(run_dir, self.kind)} sends the rest"
 
 
 def _written_at(run_dir: Path, name: str) -> int:

@@ -85,8 +85,7 @@ class Sender:
         path = log_of(self._folder)
         path.parent.mkdir(exist_ok=True)
         with path.open("ab") as output:
-            arguments = ("sync", "--follow", str(self._folder))
-            self._process = spawn("hydraloop", *arguments, stdin=subprocess.PIPE, stdout=output, stderr=output)
+            self._process = spawn("hydraloop", "sync", "--follow", str(self._folder), output=output)
         pipe = self._process.stdin
         assert pipe is not None
         with suppress(OSError):  # it has ended
@@ -225,7 +224,7 @@ class SweepSender(Sender):
         incomplete, _ = self._incomplete()
         for (name, kind), runs in incomplete.items():
             named = ", ".join(runs[:_NAMED]) + (f" and {len(runs) - _NAMED} others" if len(runs) > _NAMED else "")
-            command = sync_command(self._folder, [kind])
+            command = sync_command(self._folder, kind)
             log.warning("%s: not everything is sent in %s; %s sends the rest", name, mask_text(named), command)
 
     def _incomplete(self) -> tuple[dict[tuple[str, str], list[str]], float]:
@@ -250,16 +249,14 @@ def log_of(folder: Path) -> Path:
     return folder / FOLDER / "sync.log"
 
 
-def spawn(
-    module: str, *arguments: str, stdin: int, stdout: int | IO[bytes], stderr: int | IO[bytes]
-) -> subprocess.Popen[bytes]:
+def spawn(module: str, *arguments: str, output: IO[bytes]) -> subprocess.Popen[bytes]:
     """Start `python -m module arguments` in a new session, in which it does not receive Ctrl-C."""
     paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.Popen(
         [sys.executable, "-P", "-m", module, *arguments],
-        stdin=stdin,
-        stdout=stdout,
-        stderr=stderr,
+        stdin=subprocess.PIPE,
+        stdout=output,
+        stderr=output,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         start_new_session=True,
     )

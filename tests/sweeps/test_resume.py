@@ -51,9 +51,9 @@ def start(
     plan = replace(plan, cfg=cfg, typed=[*plan.typed, *(["hydra.sweep.dir"] if named else [])])
     uid = f"{path} {created}"
     description = Description(uid, created, ("python",), lines, plan.configs(plan.jobs), plan.subdir, plan.jobs, "", {})
-    opened = resume_sweep.open_sweep(description, plan)
-    opened.directory.controller_lock.release()
-    return opened.directory, dict(opened.named)
+    directory, named = resume_sweep.open_sweep(description, plan)
+    directory.controller_lock.release()
+    return directory, dict(named)
 
 
 def test_a_second_controller_is_refused(composer: Composer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -203,7 +203,7 @@ def test_a_sender_finds_the_hydraloop_that_starts_it(tmp_path: Path) -> None:
     """Also if hydraloop is not installed, and the working directory is elsewhere: it gets the folder in PYTHONPATH."""
     folder = Path(hydraloop.__file__).parents[1]
     with (tmp_path / "out").open("wb") as out:
-        assert spawn("site", stdin=subprocess.DEVNULL, stdout=out, stderr=out).wait(PATIENCE) == 0
+        assert spawn("site", output=out).wait(PATIENCE) == 0
     assert (tmp_path / "out").read_text().startswith(f"sys.path = [\n    '{folder}',\n")
 
 

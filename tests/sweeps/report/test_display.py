@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from hydraloop.sweeps import live_table
-from hydraloop.sweeps.job_lines import Lines
+from hydraloop.sweeps.job_lines import JobLines
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.sweeps.written import finished, sweep, write
 
@@ -53,7 +53,7 @@ def test_the_table_has_the_running_jobs_and_the_state_of_the_sweep(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(live_table, "_PERIOD", 0.0)
-    with live_table.watching(Lines(directory)) as watcher:
+    with live_table.watching(JobLines(directory)) as watcher:
         watcher.update()
         text = shown(terminal)
         assert "12   [red]" in text
@@ -75,7 +75,7 @@ def test_the_table_has_the_running_jobs_and_the_state_of_the_sweep(
 
 def test_many_jobs_do_not_fill_the_screen(directory: SweepDirectory, terminal: io.StringIO) -> None:
     write(directory, {n: {"state": "running", "began": time.time()} for n in range(2, 30)})
-    with live_table.watching(Lines(directory)) as watcher:
+    with live_table.watching(JobLines(directory)) as watcher:
         shown(terminal)
         watcher.update()
         text = shown(terminal)
@@ -88,7 +88,7 @@ def test_without_a_terminal_a_line_tells_each_start_and_end(
 ) -> None:
     caplog.set_level("INFO")
     write(directory, {20: {"state": "queued"}})
-    with live_table.watching(Lines(directory)) as watcher:
+    with live_table.watching(JobLines(directory)) as watcher:
         watcher.started(directory.state(2))
         write(directory, {2: finished(0.75, seconds=58.0)})
         watcher.ended(directory.state(2))
@@ -104,7 +104,7 @@ def test_a_terminal_that_was_closed_is_not_an_error(directory: SweepDirectory, m
     with os.fdopen(terminal, "w") as file:
         console, before = Console(file=file, width=100, height=10), sys.stdout
         monkeypatch.setattr(live_table, "new_console", lambda: console)
-        with live_table.watching(Lines(directory)) as watcher:
+        with live_table.watching(JobLines(directory)) as watcher:
             os.read(controller, 10)
             os.close(controller)
             watcher.update()
