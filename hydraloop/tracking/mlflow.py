@@ -223,14 +223,14 @@ class MLflowTracker(Tracker):
         return True
 
     def finish(self, finish: Finish) -> None:
-        """Send the final values and the status."""
+        """Send the best value and the status."""
         if self._monitor is not None:
             self._monitor.finish()
             self._monitor = None
         client, ended = self._client, self._ended()
         with self._calls():
             self._check_database()
-            mlflow_runs.send_final_values(client, self._run_id, self.run, ended)
+            mlflow_runs.send_best(client, self._run_id, self.run, ended)
             client.set_tag(self._run_id, "status", finish.status)
             if finish.error is not None:
                 client.set_tag(self._run_id, "error", finish.error)

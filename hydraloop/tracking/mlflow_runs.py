@@ -21,7 +21,7 @@ from filelock import FileLock
 
 from hydraloop.files import atomic
 from hydraloop.files.atomic import file_name
-from hydraloop.files.record_log import FILENAME, Record, read_all
+from hydraloop.files.record_log import Record
 from hydraloop.files.run_directory import SWEEP_FILE
 from hydraloop.files.secrets import MASK
 from hydraloop.tracking import run_description
@@ -311,32 +311,18 @@ class Points:
         return self._there[key]
 
 
-def send_final_values(client: MlflowClient, run_id: str, run: Run, ended: int) -> None:
-    """Send the best value as a metric such as `best/accuracy`, and make the run's last values the latest at MLflow.
-
-    MLflow shows the value of the highest step. If an earlier attempt, or a test after more iterations, had reached a
-    higher step, the last value is sent once more, at that step.
+def send_best(client: MlflowClient, run_id: str, run: Run, ended: int) -> None:
+    """Send the best value as a metric such as `best/accuracy`.
 
     Args:
         ended: when the run ended, in milliseconds.
     """
     from mlflow.entities import Metric
 
-    last: dict[str, float] = {}
-    for record in read_all(run.run_dir / FILENAME):
-        last |= record.metrics
     best = run_description.result_of(run.run_dir, run.attempt).get("best")
     if best:
-        name, value = f"best/{best['metric']}", float(best["value"])
-        client.log_batch(run_id, [Metric(clean(name), value, ended, best["iteration"])])
-        last[name] = value
-    shown = client.get_run(run_id).data.metrics
-    late = []
-    for key, value in ((clean(name), value) for name, value in last.items()):
-        if key in shown and _as_kept(shown[key]) != _as_kept(value):
-            step = max(point.step for point in client.get_metric_history(run_id, key))
-            late.append(Metric(key, value, ended, step))
-    client.log_batch(run_id, late)
+        name = clean(f"best/{best['metric']}")
+        client.log_batch(run_id, [Metric(name, float(best["value"]), ended, best["iteration"])])
 
 
 def _as_kept(value: float) -> float | str:

@@ -213,26 +213,6 @@ def logged(run_dir: Path, records: list[Record]) -> None:
     log.close()
 
 
-def test_a_resumed_run_that_ends_earlier_has_its_own_last_values(folder: Path) -> None:
-    first = opened(run_in(folder / "run"))
-    sent = training(0, 10)
-    Result("finished", best=Best("accuracy", 0.9, 90, "best.pth")).write(first.run.run_dir)
-    first.send(sent)
-    first.finish(Finish("finished"))
-    second = resumed(first, 50)
-    second.rewound(6)
-    second.open()
-    again = training(6, 8, index=6, later=60.0, loss=7.0, lr=0.1)
-    second.send(again)
-    Result("finished", best=Best("accuracy", 0.5, 60, "best.pth")).write(first.run.run_dir)
-    logged(second.run.run_dir, [*sent[:6], *again])
-    for _ in range(2):
-        second.finish(Finish("finished"))
-    assert found(second).data.metrics == {"train/loss": 7.0, "train/lr": 0.1, "best/accuracy": 0.5}
-    assert points(second, "train/loss")[-2:] == [(90, 0.1), (90, 7.0)]
-    assert len(points(second, "train/lr")) == 10
-
-
 def test_a_value_that_comes_back_at_its_step_is_the_latest_again(folder: Path) -> None:
     tracker = opened(run_in(folder / "run"))
     sent = training(0, 3, loss=1.0)
