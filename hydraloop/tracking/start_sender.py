@@ -189,10 +189,11 @@ class SweepSender(Sender):
     """
 
     def __init__(self, folder: Path, hooks: Mapping[str, Any] = {}) -> None:
-        found = {name: dict(options) for name, options in hooks.items() if isinstance(options, Mapping)}
+        shown = masked(hooks)
         hidden = {
-            name: {key: value for key, value in options.items() if value != masked({name: options})[name][key]}
-            for name, options in found.items()
+            name: {key: value for key, value in options.items() if value != shown[name][key]}
+            for name, options in hooks.items()
+            if isinstance(options, Mapping)
         }
         super().__init__(folder, hidden)
 
