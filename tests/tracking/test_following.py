@@ -202,8 +202,8 @@ def test_an_unreadable_cursor_is_none(tmp_path: Path, caplog: pytest.LogCaptureF
 def test_a_sender_finds_the_hydraloop_that_starts_it(tmp_path: Path) -> None:
     """Also if hydraloop is not installed, and the working directory is elsewhere: it gets the folder in PYTHONPATH."""
     folder = Path(hydraloop.__file__).parents[1]
-    with (tmp_path / "out").open("wb") as out:
-        assert spawn("site", output=out).wait(PATIENCE) == 0
+    with (tmp_path / "out").open("wb") as out, spawn("site", output=out) as process:
+        assert process.wait(PATIENCE) == 0
     assert (tmp_path / "out").read_text().startswith(f"sys.path = [\n    '{folder}',\n")
 
 
