@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     from hydraloop.hooks.checkpoint import CheckpointHook as CheckpointHook
     from hydraloop.hooks.early_stopping import EarlyStoppingHook as EarlyStoppingHook
     from hydraloop.hooks.ema import EMAHook as EMAHook
+    from hydraloop.hooks.epoch_start import DistSamplerSeedHook as DistSamplerSeedHook
+    from hydraloop.hooks.epoch_start import ModeSwitchHook as ModeSwitchHook
+    from hydraloop.hooks.epoch_start import SetEpochInfoHook as SetEpochInfoHook
     from hydraloop.hooks.freeze import FreezeHook as FreezeHook
     from hydraloop.hooks.grad_clip import GradClipHook as GradClipHook
     from hydraloop.hooks.logger import LoggerHook as LoggerHook
     from hydraloop.hooks.memory import EmptyCacheHook as EmptyCacheHook
     from hydraloop.hooks.memory import MemoryProfilerHook as MemoryProfilerHook
-    from hydraloop.hooks.mode_switch import ModeSwitchHook as ModeSwitchHook
     from hydraloop.hooks.num_class_check import NumClassCheckHook as NumClassCheckHook
     from hydraloop.hooks.param_scheduler import ParamSchedulerHook as ParamSchedulerHook
     from hydraloop.hooks.profiler import ProfilerHook as ProfilerHook
     from hydraloop.hooks.progress import ProgressHook as ProgressHook
     from hydraloop.hooks.runtime_info import RuntimeInfoHook as RuntimeInfoHook
-    from hydraloop.hooks.set_epoch import DistSamplerSeedHook as DistSamplerSeedHook
-    from hydraloop.hooks.set_epoch import SetEpochInfoHook as SetEpochInfoHook
     from hydraloop.hooks.sync_buffers import SyncBuffersHook as SyncBuffersHook
     from hydraloop.hooks.sync_random_size import SyncRandomSizeHook as SyncRandomSizeHook
     from hydraloop.hooks.timer import IterTimerHook as IterTimerHook

@@ -27,16 +27,7 @@ _REMEDY = (
 
 
 class InvalidLossError(UserError, FloatingPointError):
-    """The loss is NaN or infinite; the message contains all that the attributes do."""
-
-    iteration: int
-    """The first iteration with such a loss, counted from 1."""
-    batch_idx: int
-    """Its batch in the epoch, from 0."""
-    samples: list[int] | None
-    """The batch's indices in the data set; None if the loader does not know them."""
-    norms: dict[str, float]
-    """By parameter, when the loss was checked."""
+    """The loss is NaN or infinite. The message has the iteration, the samples of its batch, and the parameter norms."""
 
 
 class CheckInvalidLossHook(Hook):
@@ -81,11 +72,7 @@ class CheckInvalidLossHook(Hook):
         problem = engine.distributed.gather("" if bad is None else _message(engine, bad, norms))[culprit]
         if culprit != engine.distributed.rank:
             raise PeerError(f"rank {culprit}: {problem}")
-        assert bad is not None, "this rank has a loss that is not finite"
-        error = InvalidLossError(problem, key=self.key, remedy=_REMEDY)
-        error.iteration, error.batch_idx = bad.iteration, bad.batch_idx
-        error.samples, error.norms = samples_of(engine, bad.epoch, bad.batch_idx), norms
-        raise error
+        raise InvalidLossError(problem, key=self.key, remedy=_REMEDY)
 
 
 def samples_of(engine: Engine, epoch: int, batch_idx: int) -> list[int] | None:
@@ -116,9 +103,8 @@ def _message(engine: Engine, bad: BadLoss, norms: dict[str, float]) -> str:
 def _format_samples(samples: list[int] | None) -> str:
     if samples is None:
         return "this loader does not know its samples"
-    shown = ", ".join(map(str, samples[:_SHOWN_SAMPLES]))
     more = f", … ({len(samples)} in all)" if len(samples) > _SHOWN_SAMPLES else ""
-    return f"its samples in data.train: {shown}{more}"
+    return f"its samples in data.train: {', '.join(map(str, samples[:_SHOWN_SAMPLES]))}{more}"
 
 
 def _norms(engine: Engine) -> dict[str, float]:
@@ -143,14 +129,12 @@ def _norms(engine: Engine) -> dict[str, float]:
 def _format_norms(norms: Mapping[str, float]) -> str:
     broken = [name for name, norm in norms.items() if not math.isfinite(norm)]
     if broken:
-        more = f" and {len(broken) - _SHOWN_PARAMETERS} more" if len(broken) > _SHOWN_PARAMETERS else ""
-        return f"parameters that are not finite ({len(broken)} of {len(norms)}): {_listed(broken)}{more}"
+        more = ", …" if len(broken) > _SHOWN_PARAMETERS else ""
+        shown = ", ".join(broken[:_SHOWN_PARAMETERS])
+        return f"parameters that are not finite ({len(broken)} of {len(norms)}): {shown}{more}"
     largest = sorted(norms, key=lambda name: norms[name], reverse=True)[:_SHOWN_PARAMETERS]
-    return "all parameters are finite; the largest norms: " + _listed(f"{name} {norms[name]:.4g}" for name in largest)
-
-
-def _listed(names: Any) -> str:
-    return ", ".join(list(names)[:_SHOWN_PARAMETERS])
+    shown = ", ".join(f"{name} {norms[name]:.4g}" for name in largest)
+    return f"all parameters are finite; the largest norms: {shown}"
 
 
 log = logging.getLogger(__name__)

@@ -183,7 +183,7 @@ def write_safetensors(
     # transformers and others require the format entry.
     facts = {"format": "pt", integrity.CHECKSUM: integrity.NO_CHECKSUM}
     if meta is not None:
-        facts["meta"] = json.dumps(plain(_facts(meta)))
+        facts["meta"] = json.dumps(plain(meta), default=lambda value: None)  # a tensor, which has no JSON form
     try:
         with atomic.replacing(path) as unfinished:
             save_file(apart(state), unfinished, metadata=facts)
@@ -194,14 +194,3 @@ def write_safetensors(
     except (ValueError, KeyError) as error:  # sparse and quantized tensors, complex128
         return f"safetensors has no {error}" if isinstance(error, KeyError) else str(error)
     return None
-
-
-def _facts(value: Any) -> Any:
-    """Leave out values without a JSON form."""
-    if isinstance(value, Mapping):
-        return {name: _facts(item) for name, item in value.items() if _is_fact(item)}
-    return [_facts(item) for item in value if _is_fact(item)] if isinstance(value, list | tuple) else value
-
-
-def _is_fact(value: Any) -> bool:
-    return value is None or isinstance(value, bool | int | float | str | list | tuple | Mapping)

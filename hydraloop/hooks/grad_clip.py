@@ -6,7 +6,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
@@ -16,9 +16,6 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.errors import UserError
 from hydraloop.schemas.option_checks import check_above
-
-if TYPE_CHECKING:
-    from torch.optim import Optimizer
 
 log = logging.getLogger(__name__)
 
@@ -77,11 +74,10 @@ class GradClipHook(Hook):
         self._skips = False
         self._in_a_row: Counter[str] = Counter()
         """By step of the task: how many optimizer steps in a row were skipped."""
-        self._parameters: dict[Optimizer, list[Tensor]] = {}
         self._norms: list[tuple[str, Tensor, int]] = []
         """Of the steps of this iteration: the step, the norm, and how many optimizer steps fp16 had skipped before."""
         if max_norm is None and clip_value is None and not skip_nonfinite:
-            self.idle_points = ("before_train", "before_train_epoch", "before_optimizer_step", "after_train_iter")
+            self.idle_points = ("before_train", "before_optimizer_step", "after_train_iter")
 
     def before_train(self, engine: Engine) -> None:
         """Tell the engine whether steps may be skipped.
@@ -101,13 +97,6 @@ class GradClipHook(Hook):
             )
         engine.loss_check.may_skip = True
 
-    def before_train_epoch(self, engine: Engine) -> None:
-        """List the parameters; groups may have been added since the last epoch."""
-        self._parameters = {
-            optimizer: [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            for optimizer in (engine.optimizer, *engine.run.optimizers.values())
-        }
-
     def before_optimizer_step(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Clip, or skip the step.
 
@@ -115,7 +104,7 @@ class GradClipHook(Hook):
             UserError: too many steps in a row were skipped.
         """
         stepper = engine.stepper
-        parameters = self._parameters[stepper.optimizer]
+        parameters = [parameter for group in stepper.optimizer.param_groups for parameter in group["params"]]
         norm = total_norm(parameters, self.norm_type)
         if self._skips:
             value = float(whole(norm))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Priority
-from hydraloop.errors import UserError, suggestion
+from hydraloop.errors import UserError
 from hydraloop.files.environment import shown
 from hydraloop.schemas.option_checks import check_at_least, names_or_callables
 
@@ -88,8 +88,6 @@ class ProfilerHook(Hook):
         row_limit: int = 20,
     ) -> None:
         check_at_least(1, profile_times=profile_times, row_limit=row_limit)
-        if not activity_with_cpu and activity_with_cuda is False:
-            raise UserError("there would be nothing to record", key="activity_with_cpu", remedy="Set it to true.")
         if json_trace_path is not None:
             _check_place(json_trace_path)
         self._by_epoch = by_epoch
@@ -97,7 +95,7 @@ class ProfilerHook(Hook):
         self._with_cpu = activity_with_cpu
         self._on_npu = activity_with_npu is not False
         self._with_device = activity_with_npu if self._on_npu else activity_with_cuda
-        self._schedule = None if schedule is None else _checked_schedule(schedule)
+        self._schedule = None if schedule is None else {**SCHEDULE, **schedule}
         names = _NAMES[:2] if self._on_npu else _NAMES
         self._handlers = names_or_callables("on_trace_ready", on_trace_ready or (), names, "trace handler")
         if json_trace_path is not None and "chrome_trace" not in self._handlers:
@@ -254,14 +252,3 @@ def _check_place(path: str) -> None:
     if not (is_inside and path.endswith((".json", ".json.gz"))):
         remedy = "Name one that ends in .json or .json.gz, relative to the run directory: trace.json."
         raise UserError(f"{path} is no trace in the run directory", key="json_trace_path", remedy=remedy)
-
-
-def _checked_schedule(schedule: Mapping[str, Any]) -> dict[str, int]:
-    known = [*SCHEDULE, "skip_first_wait"]
-    for name, value in schedule.items():
-        if name not in known:
-            raise UserError(
-                f"there is no {name!r} in a schedule", key=f"schedule.{name}", remedy=suggestion(name, known)
-            )
-        check_at_least(1 if name == "active" else 0, **{f"schedule.{name}": value})
-    return {**SCHEDULE, **schedule}

@@ -106,15 +106,8 @@ class SyncRandomSizeHook(Hook):
     def _size_of(self, images: Tensor) -> tuple[int, int]:
         """Return the (height, width) that replace those of the images."""
         height, width = images.shape[2:]
-        low = max(math.ceil(self.min_ratio * height / self.divisor - 1e-6), 1)  # 1.1 * 100 is a little above 110
-        high = math.floor(self.max_ratio * height / self.divisor + 1e-6)
-        if high < low:
-            raise UserError(
-                f"there is no multiple of {self.divisor} from {self.min_ratio * height:g} to "
-                f"{self.max_ratio * height:g}, {self.min_ratio:g} to {self.max_ratio:g} of the height of {height}",
-                key=f"{self.key}.divisor",
-                remedy="Use a smaller divisor, or a wider range.",
-            )
+        high = max(math.floor(self.max_ratio * height / self.divisor + 1e-6), 1)  # 1.1 * 100 is a little above 110
+        low = min(max(math.ceil(self.min_ratio * height / self.divisor - 1e-6), 1), high)
         new = (low + int(self._drawn * (high - low + 1))) * self.divisor
         return new, max(round(width * new / height / self.divisor), 1) * self.divisor
 

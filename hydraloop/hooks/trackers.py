@@ -43,6 +43,7 @@ class MLflowLoggerHook(TrackerHook):
     """
 
     kind = MLFLOW
+    conflict = "use the same run id"
     library = "mlflow"
     priority = Priority.VERY_LOW
     runs_after = ("logger",)
@@ -75,10 +76,6 @@ class MLflowLoggerHook(TrackerHook):
             },
         )
 
-    def before_run(self, engine: Engine) -> None:
-        self.check_only_one(engine, "use the same run id")
-        super().before_run(engine)
-
 
 class WandbLoggerHook(TrackerHook):
     """Shows the run at Weights & Biases, or writes files to `<run_dir>/wandb/` that `wandb sync` uploads.
@@ -106,6 +103,7 @@ class WandbLoggerHook(TrackerHook):
     """
 
     kind = WANDB
+    conflict = "make the same W&B run"
     library = "wandb"
 
     def __init__(
@@ -120,10 +118,6 @@ class WandbLoggerHook(TrackerHook):
         check_choice(CHECKPOINTS, checkpoints=checkpoints)
         options = {"init": dict(init), "log_code": log_code, "checkpoints": checkpoints}
         super().__init__(flush_timeout=flush_timeout, interval=interval, options=options)
-
-    def before_run(self, engine: Engine) -> None:
-        self.check_only_one(engine, "make the same W&B run")
-        super().before_run(engine)
 
 
 class TensorBoardLoggerHook(TrackerHook):
@@ -156,6 +150,7 @@ class TensorBoardLoggerHook(TrackerHook):
     """
 
     kind = TENSORBOARD
+    conflict = "write the same files"
     library = "tensorboard"
 
     def __init__(
@@ -172,10 +167,6 @@ class TensorBoardLoggerHook(TrackerHook):
         self._counted: dict[str, Any] | None = None
         if histograms is None:
             self.idle_points = ("before_optimizer_step", "after_train_iter")
-
-    def before_run(self, engine: Engine) -> None:
-        self.check_only_one(engine, "write the same files")
-        super().before_run(engine)
 
     def at_position(self, engine: Engine) -> None:
         """Count from the iteration where the run begins or continues."""

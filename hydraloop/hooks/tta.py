@@ -113,12 +113,6 @@ class TestTimeAugmentationHook(Hook):
         self._turns = any(isinstance(one, str) and one != "identity" for one in self._named)
         self._merge = merge
 
-    def before_train(self, engine: Engine) -> None:
-        """Warn if the run has no test."""
-        if engine.distributed.is_main and (engine.loaders.test is None or not engine.settings.test):
-            why = "data.test=null" if engine.loaders.test is None else "engine.test=false"
-            log.warning("%s has no effect: the run has no test (%s)", self.key, why)
-
     def before_test_epoch(self, engine: Engine) -> None:
         engine.evaluator.during(self._augmented(engine))
 
@@ -131,13 +125,11 @@ class TestTimeAugmentationHook(Hook):
         if engine.distributed.is_main:
             log.info("%s: the test takes the mean of the %s of %d views (%s)", self.key, merge, count, names)
         model = engine.task.model
-        engine.task.model = views = Views(model, self._views, _MERGES[merge], turns=self._turns, key=self.key)
+        engine.task.model = Views(model, self._views, _MERGES[merge], turns=self._turns, key=self.key)
         try:
             yield
         finally:
             engine.task.model = model
-        if engine.distributed.is_main and not views.called:
-            log.warning("%s has no effect: the task's evaluate does not call the forward of its model", self.key)
 
     def _merge_of(self, task: Any) -> str:
         """Return which outputs are merged; `auto` means probabilities if the loss shows that outputs are logits."""
@@ -166,9 +158,10 @@ class Views(nn.Module):
     def __init__(self, model: nn.Module, views: Sequence[View], merge: Merge, *, turns: bool, key: str) -> None:
         super().__init__()
         self.model = model
-        self.called = False
-        """Whether forward has been called."""
-        self._views, self._merge, self._turns, self._key = tuple(views), merge, turns, key
+        self._views = tuple(views)
+        self._merge = merge
+        self._turns = turns
+        self._key = key
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -182,7 +175,6 @@ class Views(nn.Module):
         Raises:
             UserError: the inputs cannot be viewed, or the outputs cannot be merged.
         """
-        self.called = True
         if self._turns and (not isinstance(inputs, Tensor) or inputs.ndim < 4):
             raise UserError(
                 f"these transforms are for images [N, C, H, W], but the input of the test is {_shown(inputs)}",
@@ -190,23 +182,13 @@ class Views(nn.Module):
                 remedy="Leave the hook out, or use your own transforms: [{_target_: my_project.views.Jitter}].",
             )
         outputs = torch.stack([self.model(view(_copied(inputs)), *args, **kwargs) for view in self._views])
-        self._check(outputs[0])
-        return self._merge(outputs.to(torch.promote_types(outputs.dtype, torch.float32)))
-
-    def _check(self, first: Tensor) -> None:
-        """Refuse the outputs of a view for which the mean of the views would be wrong."""
-        if self._turns and first.ndim > 2:
+        if self._turns and outputs[0].ndim > 2:
             raise UserError(
-                f"the model returned {_shown(first)}, a map, in which each view moves the image",
+                f"the model returned {_shown(outputs[0])}, a map, in which each view moves the image",
                 key=f"{self._key}.transforms",
                 remedy="Leave the hook out: these views are for one output per sample, [N] or [N, C].",
             )
-        if self._merge is mean_probability and (first.ndim < 2 or first.shape[1] < 2):
-            raise UserError(
-                f"the model returned {_shown(first)}, not logits [N, C] of two or more classes",
-                key=f"{self._key}.merge",
-                remedy=f"Use {self._key}.merge=outputs, the plain mean.",
-            )
+        return self._merge(outputs.to(torch.promote_types(outputs.dtype, torch.float32)))
 
 
 def _copied(inputs: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -23,14 +22,11 @@ from hydraloop.schemas.option_checks import check_at_least
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-    from PIL.ImageDraw import ImageDraw
 
 log = logging.getLogger(__name__)
 
 _NUMBERS = 3
 """Number of entries of a vector that are shown."""
-_LONGEST = 16
-"""Maximum length of a vector shown by its entries; larger tensors (a map of classes) are shown by their shape."""
 _Sample = tuple[Tensor, Tensor | None, Tensor | None]
 """An image, its label and its prediction, on the host."""
 
@@ -67,13 +63,11 @@ class VisualizationHook(Hook):
     on_error = "warn"
     rank_zero_only = True
 
-    def __init__(
-        self, *, interval: int = 1, num_images: int = 32, per_batch: int | None = None, size: int = 128
-    ) -> None:
-        check_at_least(1, interval=interval, num_images=num_images, per_batch=per_batch, size=size)
+    def __init__(self, *, interval: int = 1, num_images: int = 32, size: int = 128) -> None:
+        check_at_least(1, interval=interval, num_images=num_images, size=size)
         self._fires_at = Every(interval).fires_at
-        self._num_images, self._size = num_images, size
-        self._per_batch = num_images if per_batch is None else per_batch
+        self._num_images = num_images
+        self._size = size
         self._samples: dict[str, list[_Sample]] = {}
         """By data set."""
         self._has_warned = False
@@ -95,7 +89,7 @@ class VisualizationHook(Hook):
         if batch_idx == 0:
             self._samples[engine.evaluator.data_set] = []  # there may be some of an evaluation that was interrupted
         samples = self._samples[engine.evaluator.data_set]
-        most = min(self._num_images - len(samples), self._per_batch)
+        most = self._num_images - len(samples)
         if most <= 0 or self._has_warned or not self._fires_at(batch_idx + 1):
             return
         if not _has_images(batch):
@@ -162,35 +156,22 @@ def _tile(pixels: Tensor, label: Tensor | None, prediction: Tensor | None, class
 
 
 def _is_right(label: Tensor | None, prediction: Tensor | None) -> bool | None:
-    """Return whether the prediction is right; None if the two are not classes."""
+    """Return whether the prediction is right; None if the two are not classes, or are maps of classes."""
     if label is None or prediction is None or label.is_floating_point() or prediction.is_floating_point():
         return None
-    if not label.numel() == prediction.numel() <= _LONGEST:
+    if label.ndim > 1 or label.numel() != prediction.numel():
         return None
     return label.flatten().equal(prediction.flatten().to(label))
 
 
 def _text(value: Tensor | None, classes: Any) -> str | None:
-    """Return the name of a class, or numbers."""
+    """Return the name of a class, or the first numbers."""
     if value is None:
         return None
-    if value.numel() > _LONGEST:
-        return "x".join(str(length) for length in value.shape)
-    values = value.flatten().tolist()
-    if len(values) != 1:
-        return ", ".join(number(one) for one in values[:_NUMBERS]) + (", …" if len(values) > _NUMBERS else "")
-    name = _name(classes, values[0]) if isinstance(values[0], int) else None
-    return number(values[0]) if name is None else name
-
-
-def _name(classes: Any, index: int) -> str | None:
-    """Return the name of a class; None if `classes`, which may be anything, does not contain it."""
-    if index < 0 or isinstance(classes, str):
-        return None
-    try:
-        return str(classes[index])
-    except (TypeError, LookupError):  # not a list, or too few names
-        return None
+    values = value.flatten()[: _NUMBERS + 1].tolist()
+    if len(values) == 1 and isinstance(values[0], int) and isinstance(classes, list | tuple):
+        return str(classes[values[0]]) if 0 <= values[0] < len(classes) else number(values[0])
+    return ", ".join(map(number, values[:_NUMBERS])) + (", …" if len(values) > _NUMBERS else "")
 
 
 def _of_data(loader: Any, attribute: str) -> Any:
@@ -221,21 +202,21 @@ def grid(tiles: Sequence[Tile], title: str, *, size: int) -> Image:
         tiles: at least one.
         size: pixels of each image's longer side, which is reduced to it or enlarged by the largest whole factor.
     """
-    from PIL import Image, ImageDraw
+    from PIL import Image, ImageDraw, ImageFont
 
+    font = ImageFont.load_default(_FONT)
     images = [_scaled(tile.pixels, size) for tile in tiles]
-    width = max(_LEAST_WIDTH, *(image.width for image in images)) + 2 * (_FRAME + _GAP)
     lines = 1 + any(tile.prediction is not None for tile in tiles)
+    width = max(_LEAST_WIDTH, *(image.width for image in images)) + 2 * (_FRAME + _GAP)
     height = max(image.height for image in images) + 2 * (_FRAME + _GAP) + lines * _LINE
     columns = min(len(tiles), math.ceil(math.sqrt(2 * len(tiles))))
     top = _LINE + 2 * _GAP
-    picture_width = max(columns * width, math.ceil(_font().getlength(title)) + 2 * _GAP)
+    picture_width = max(columns * width, math.ceil(font.getlength(title)) + 2 * _GAP)
     picture = Image.new("RGB", (picture_width, top + -(-len(tiles) // columns) * height), _WHITE)
-    draw = ImageDraw.Draw(picture)
-    draw.text((_GAP, _GAP), title, fill=_BLACK, font=_font())
+    ImageDraw.Draw(picture).text((_GAP, _GAP), title, fill=_BLACK, font=font)
     for index, (tile, image) in enumerate(zip(tiles, images, strict=True)):
-        corner = (index % columns * width + _GAP, top + index // columns * height + _GAP)
-        _put(picture, draw, corner, width - 2 * _GAP, tile, image)
+        corner = (index % columns * width, top + index // columns * height)
+        picture.paste(_framed(tile, image, (width, height), font), corner)
     return picture
 
 
@@ -249,33 +230,20 @@ def _scaled(pixels: Tensor, size: int) -> Image:
     return ImageOps.scale(image, size // max(image.size), Image.Resampling.NEAREST)
 
 
-def _put(picture: Image, draw: ImageDraw, corner: tuple[int, int], width: int, tile: Tile, image: Image) -> None:
-    """Draw a framed image in the centre of its place; below it the label, then the prediction."""
-    left, top = corner
+def _framed(tile: Tile, image: Image, size: tuple[int, int], font: Any) -> Image:
+    """Return the framed image of a tile; below it the label, then the prediction, cut off at the edge of the tile."""
+    from PIL import Image, ImageDraw
+
+    drawn = Image.new("RGB", size, _WHITE)
+    draw = ImageDraw.Draw(drawn)
     colour = _GREY if tile.right is None else _GREEN if tile.right else _RED
-    x = left + (width - image.width) // 2 - _FRAME
-    draw.rectangle((x, top, x + image.width + 2 * _FRAME - 1, top + image.height + 2 * _FRAME - 1), fill=colour)
-    picture.paste(image, (x + _FRAME, top + _FRAME))
-    y = top + image.height + 2 * _FRAME + 1
+    left = (size[0] - image.width) // 2 - _FRAME
+    draw.rectangle((left, _GAP, left + image.width + 2 * _FRAME - 1, _GAP + image.height + 2 * _FRAME - 1), fill=colour)
+    drawn.paste(image, (left + _FRAME, _GAP + _FRAME))
+    y = _GAP + image.height + 2 * _FRAME + 1
     if tile.label is not None:
-        draw.text((left, y), _cut(f"label {tile.label}", width), fill=_BLACK, font=_font())
-    if tile.prediction is None:
-        return
-    text = _cut(f"pred {tile.prediction}", width)
-    draw.text((left, y + _LINE), text, fill=_BLACK if tile.right is None else colour, font=_font())
-
-
-def _cut(text: str, width: int) -> str:
-    """Shorten the text to a width in pixels."""
-    if _font().getlength(text) <= width:
-        return text
-    while text and _font().getlength(text + "…") > width:
-        text = text[:-1]
-    return text + "…"
-
-
-@functools.cache
-def _font() -> Any:
-    from PIL import ImageFont
-
-    return ImageFont.load_default(_FONT)
+        draw.text((_GAP, y), f"label {tile.label}", fill=_BLACK, font=font)
+    if tile.prediction is not None:
+        fill = _BLACK if tile.right is None else colour
+        draw.text((_GAP, y + _LINE), f"pred {tile.prediction}", fill=fill, font=font)
+    return drawn

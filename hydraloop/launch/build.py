@@ -27,8 +27,8 @@ from hydraloop.files.record_writer import cut_after
 from hydraloop.files.run_directory import RECORDS
 from hydraloop.files.secrets import mask_text
 from hydraloop.hooks.build_from_config import build_hooks
+from hydraloop.hooks.epoch_start import DistSamplerSeedHook
 from hydraloop.hooks.param_scheduler import ParamSchedulerHook
-from hydraloop.hooks.set_epoch import DistSamplerSeedHook
 from hydraloop.launch.parts import NONE, Parts
 from hydraloop.launch.plan import RunPlan
 from hydraloop.optim.avoid_dynamo import avoid_dynamo_import

@@ -212,9 +212,6 @@ class VisualizationHookConf(HookConf):
     MMEngine: the first batches."""
     num_images: int = 32
     """Maximum number of images in a picture, at least 1. 32 digits fill a screen, in a file of about 50 kB."""
-    per_batch: Optional[int] = None
-    """Maximum number of images from one batch, at least 1. Null: no limit. A small number with a larger `interval`
-    samples from data that are sorted."""
     size: int = 128
     """Pixels of an image's longer side in the picture, at least 1. At 128, single pixels of a digit are visible and
     photographs are recognisable."""

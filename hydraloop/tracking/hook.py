@@ -73,6 +73,8 @@ class TrackerHook(Hook):
     """Dotted path of the `Tracker` class, which the sender imports. The allowlist must permit it."""
     library: ClassVar[str | None] = None
     """Package that the tracker imports. If it is not installed, a warning before training says so."""
+    conflict: ClassVar[str] = ""
+    """What two hooks of this class would do in one run, for the error; empty: a run may have several."""
     priority = Priority.VERY_LOW
     runs_after = ("logger",)
     on_error = "warn"
@@ -98,9 +100,13 @@ class TrackerHook(Hook):
         """Check that the run has records and that the library is installed.
 
         Raises:
-            UserError: the run has no `logger` hook, whose records are sent. Or `on_error=raise`, and the library is not
-                installed.
+            UserError: another hook is in `conflict` with it, or the run has no `logger` hook, whose records are sent.
+                Or `on_error=raise`, and the library is not installed.
         """
+        same = [name for name, other in engine.hooks.items() if type(other) is type(self)]
+        if self.conflict and len(same) > 1:
+            problem = f"{' and '.join(same)} would {self.conflict}"
+            raise UserError(problem, key=self.key, remedy="Remove one of them.")
         if engine.messages.read("record_log") is None:
             raise UserError(
                 "it sends the records of default_hooks.logger, which this run does not have",
@@ -176,16 +182,6 @@ class TrackerHook(Hook):
         summary = self._summary(engine.run_dir, sending)
         told = {**(engine.messages.read("tracked") or {}), self.name: summary}
         engine.messages.provide("tracked", lambda: told)
-
-    def check_only_one(self, engine: Engine, what: str) -> None:
-        """Check that a run has only one hook of this class.
-
-        Args:
-            what: what two of them would do, for the message: `write the same files`.
-        """
-        same = [name for name, other in engine.hooks.items() if type(other) is type(self)]
-        if len(same) > 1:
-            raise UserError(f"{' and '.join(same)} would {what}", key=self.key, remedy="Remove one of them.")
 
     def _begin(self, engine: Engine, *, trains: bool) -> _Sending:
         """Describe the run and start its sender. The first tracker does so for all of them.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import pickle
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,13 @@ def _raised(engine: Engine) -> InvalidLossError:
     return raised.value
 
 
+def _place(error: InvalidLossError) -> tuple[int, int, list[int]]:
+    """The iteration, the batch in its epoch, and its samples, as the message names them; no samples if not known."""
+    place = re.search(r"at iteration (\d+)(?:, noticed .*)?\n  batch (\d+) .*; (?:its samples .*: (.*))?", str(error))
+    assert place is not None
+    return int(place[1]), int(place[2]), [int(number) for number in (place[3] or "").split(", ") if number]
+
+
 def test_the_error_says_where_it_began(tmp_path: Path) -> None:
     hooks = {
         "check": CheckInvalidLossHook(interval=5),
@@ -95,7 +103,7 @@ def test_the_error_says_where_it_began(tmp_path: Path) -> None:
     }
     engine = _engine(tmp_path, hooks)
     error = _raised(engine)
-    assert (error.iteration, error.batch_idx, error.samples) == (8, 1, bad.samples[0])
+    assert _place(error) == (8, 1, bad.samples[0])
     listed = ", ".join(map(str, bad.samples[0]))
     assert error.problem == (
         "the loss is nan at iteration 8, noticed at iteration 10\n"
@@ -115,7 +123,7 @@ def test_any_iteration_is_found_with_its_samples(interval: int, iteration: int, 
     bad = Poison([iteration])
     hooks = {"check": CheckInvalidLossHook(interval=interval), "sampler_seed": DistSamplerSeedHook(), "poison": bad}
     error = _raised(_engine(tmp_path, hooks))
-    assert (error.iteration, error.samples) == (iteration, bad.samples[0])
+    assert _place(error) == (iteration, (iteration - 1) % 6, bad.samples[0])
 
 
 def test_a_run_resumed_within_an_epoch(tmp_path: Path) -> None:
@@ -127,14 +135,14 @@ def test_a_run_resumed_within_an_epoch(tmp_path: Path) -> None:
     _engine(tmp_path, {"sampler_seed": DistSamplerSeedHook(), "saving": Saving()}).train()
     hooks = {"check": CheckInvalidLossHook(), "sampler_seed": DistSamplerSeedHook(), "poison": (bad := Poison([10]))}
     error = _raised(_engine(tmp_path, hooks, resume=tmp_path / "checkpoints" / "saved.pth"))
-    assert (error.iteration, error.batch_idx, error.samples) == (10, 3, bad.samples[0])
+    assert _place(error) == (10, 3, bad.samples[0])
 
 
 def test_a_checkpoint_hook_that_may_warn_does_not_hide_it(tmp_path: Path) -> None:
     hooks = {"check": CheckInvalidLossHook(interval=15), "checkpoint": CheckpointHook(), "poison": Poison([8])}
     engine = _engine(tmp_path, hooks, on_error={"check": "raise", "checkpoint": "warn", "poison": "raise"})
     error = _raised(engine)
-    assert (error.iteration, engine.progress.iteration) == (8, 12), "the run ends at the checkpoint"
+    assert (_place(error)[0], engine.progress.iteration) == (8, 12), "the run ends at the checkpoint"
 
 
 def test_with_interval_one_the_weights_are_those_before_it(tmp_path: Path) -> None:
@@ -143,7 +151,6 @@ def test_with_interval_one_the_weights_are_those_before_it(tmp_path: Path) -> No
     error = _raised(engine)
     assert "the loss is nan at iteration 3\n" in str(error)
     norms = {name: parameter.norm().item() for name, parameter in engine.model.named_parameters()}
-    assert error.norms == pytest.approx(norms)
     largest = max(norms, key=lambda name: norms[name])
     assert f"all parameters are finite; the largest norms: {largest} {norms[largest]:.4g}, " in str(error)
 
@@ -151,7 +158,6 @@ def test_with_interval_one_the_weights_are_those_before_it(tmp_path: Path) -> No
 def test_of_another_loader_the_number_of_the_batch(tmp_path: Path) -> None:
     loader = [(torch.randn(2, 3), torch.randn(2, 1)) for _ in range(5)]
     error = _raised(_engine(tmp_path, {"check": CheckInvalidLossHook(), "poison": Poison([4])}, loader=loader))
-    assert (error.batch_idx, error.samples) == (3, None)
     assert "batch 3 (from 0) of epoch 1; this loader does not know its samples" in str(error)
 
 
@@ -162,7 +168,7 @@ def test_accumulated_iterations_count_one_by_one(tmp_path: Path) -> None:
         "poison": (bad := Poison([8])),
     }
     error = _raised(_engine(tmp_path, hooks, accumulate=3))
-    assert (error.iteration, error.samples) == (8, bad.samples[0])
+    assert _place(error) == (8, 1, bad.samples[0])
 
 
 def test_one_host_sync_an_interval(tmp_path: Path) -> None:
@@ -180,7 +186,7 @@ def test_one_host_sync_an_interval(tmp_path: Path) -> None:
 def test_the_error_can_be_sent_to_another_process(tmp_path: Path) -> None:
     error = _raised(_engine(tmp_path, {"check": CheckInvalidLossHook(), "poison": Poison([2])}))
     copy = pickle.loads(pickle.dumps(error))  # noqa: S301  # as launchers do
-    assert (str(copy), copy.iteration, copy.samples) == (str(error), 2, error.samples)
+    assert (type(copy), str(copy)) == (InvalidLossError, str(error))
 
 
 def test_a_long_batch_is_cut_off_in_the_message(tmp_path: Path) -> None:
@@ -189,7 +195,6 @@ def test_a_long_batch_is_cut_off_in_the_message(tmp_path: Path) -> None:
     error = _raised(_engine(tmp_path, {"check": CheckInvalidLossHook()}, loader=loader))
     assert "samples in data.train: 0, 1, 2, " in str(error)
     assert ", 31, … (100 in all)" in str(error)
-    assert error.samples == list(range(100))
 
 
 # Ranks. --------------------------------------------------------------------------------------------------------------

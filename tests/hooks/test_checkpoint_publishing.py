@@ -152,8 +152,8 @@ def test_meta_is_json_for_any_value(tmp_path: Path) -> None:
         raise AssertionError(f"{constant} is not JSON")
 
     facts = json.loads(text, parse_constant=refuse)
-    assert facts["notes"] == {"1": [2, "-inf"], "none": None, "on": True}
-    assert "tensor" not in facts
+    assert facts["notes"] == {"1": [2, "-inf"], "scale": None, "none": None, "on": True}
+    assert facts["tensor"] is None
 
 
 # Starting from one. --------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.hooks.checkpoint import CheckpointHook
-from hydraloop.hooks.set_epoch import DistSamplerSeedHook
+from hydraloop.hooks.epoch_start import DistSamplerSeedHook
 from tests.hooks.tiny_runs import Stopper, engine_of
 from tests.ranks import on_ranks
 

@@ -16,7 +16,7 @@ from hydraloop.data import InMemoryDataset, build_loader
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
-from hydraloop.hooks.set_epoch import DistSamplerSeedHook, SetEpochInfoHook
+from hydraloop.hooks.epoch_start import DistSamplerSeedHook, SetEpochInfoHook
 from hydraloop.tasks.task import Task
 from tests.data.streams import stream_loader
 from tests.hooks import tiny_runs

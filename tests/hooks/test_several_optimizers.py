@@ -194,9 +194,8 @@ def test_a_run_with_steps_and_schedules_resumes_to_the_same_bits(tmp_path: Path)
 
 def test_an_invalid_loss_names_its_step_and_stops_before_it(tmp_path: Path) -> None:
     engine = with_steps(tmp_path, {"check": CheckInvalidLossHook(interval=1)}, factors={3: math.nan})
-    with pytest.raises(InvalidLossError, match="the loss of the step last is nan at iteration 3\n") as caught:
+    with pytest.raises(InvalidLossError, match="the loss of the step last is nan at iteration 3\n"):
         engine.train()
-    assert caught.value.iteration == 3
     assert all(parameter.isfinite().all() for parameter in engine.model.parameters())
 
 

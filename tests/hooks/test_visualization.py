@@ -234,8 +234,6 @@ def _drawn(run_dir: Path, count: int, **options: Any) -> int:
         ({}, 32),
         ({"num_images": 3}, 3),
         ({"interval": 5}, 8),
-        ({"interval": 3, "per_batch": 1}, 3),
-        ({"per_batch": 1, "num_images": 7}, 7),
     ],
 )
 def test_which_images(options: dict[str, int], drawn: int, tmp_path: Path) -> None:
@@ -342,7 +340,7 @@ def test_a_host_sync_only_where_a_batch_is_drawn(tmp_path: Path) -> None:
 
 
 def test_only_copies_of_the_drawn_images_are_kept(tmp_path: Path) -> None:
-    hook = VisualizationHook(per_batch=1)
+    hook = VisualizationHook(num_images=1)
     engine = _engine(tmp_path, hook)
     batch = (_images(64), torch.ones(64, dtype=torch.int64))
     outputs = {"predictions": torch.ones(64, dtype=torch.int64)}
