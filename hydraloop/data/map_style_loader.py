@@ -169,7 +169,6 @@ def build_loader(
     Raises:
         UserError: the data set is empty, has fewer samples than ranks or than one global batch (with `drop_last`), or
             an option is refused.
-        ValueError: the rank or the batch size is out of range.
     """
     conf = LoaderConf(**options)
     keys = keys or {name: f"data.loader.{name}" for name in vars(conf)}

@@ -165,8 +165,6 @@ class EpochSampler(EpochOrder):
         world_size: number of processes that share the samples (W).
         order: the order of each epoch instead of `data` and `shuffle`; its indices may repeat or be left out.
 
-    Raises:
-        ValueError: the batch size or the rank is out of range.
     """
 
     batch_size: int
@@ -183,10 +181,6 @@ class EpochSampler(EpochOrder):
         world_size: int = 1,
         order: CustomOrder | None = None,
     ) -> None:
-        if batch_size < 1:
-            raise ValueError(f"a batch of {batch_size} samples")
-        if not 0 <= rank < world_size:
-            raise ValueError(f"rank {rank} of {world_size}")
         self.shuffle, self.seed, self.batch_size = shuffle, seed, batch_size
         self.global_batch = batch_size * world_size
         self.rank, self.world_size = rank, world_size
@@ -210,9 +204,9 @@ class EpochSampler(EpochOrder):
                 remedy=f"Use at most {samples} processes, or more data.",
             )
         if self._batches == 0:
-            each = f"{self.batch_size} for each of {ranks} processes" if ranks > 1 else f"{self.batch_size}"
             raise UserError(
-                f"{samples} samples are less than a batch of {each}, and drop_last drops the incomplete batch",
+                f"{samples} samples are less than a batch of {self.global_batch}, and drop_last drops the incomplete "
+                "batch",
                 key=key,
                 remedy=f"Use data.loader.batch_size={samples // ranks} or less, or data.loader.drop_last=false.",
             )

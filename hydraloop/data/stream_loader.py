@@ -22,7 +22,6 @@ from hydraloop.data.stream_worker import (
     split,
     steps_of,
 )
-from hydraloop.engine.checkpoint.format import check_loadable
 from hydraloop.engine.loaders import end_now
 from hydraloop.engine.signals import ended_at_exit
 from hydraloop.errors import UserError
@@ -102,12 +101,11 @@ class StreamLoader:
     def _no_samples(self, number: int) -> UserError:
         """Return the error for a copy without samples."""
         copies = self._source.copies[1]
-        if copies == 1:
-            return UserError("the stream has no samples", key=self._key, remedy="Check its path and its split.")
         return UserError(
-            f"the stream cannot be split into {copies} parts (ranks times workers): part {number} has no samples",
+            f"part {number + 1} of {copies} of the stream (ranks times workers) has no samples",
             key=self._key,
-            remedy=f"Use fewer workers ({self._workers_key}) or ranks, or store the data in more shards.",
+            remedy=f"Check its path and its split. Use fewer workers ({self._workers_key}) or ranks, or store the data "
+            "in more shards.",
         )
 
 
@@ -174,21 +172,12 @@ class TrainStreamLoader(StreamLoader):
         self._consume(number - 2)  # at most one batch is fetched ahead
         running = self._running or self._drawn(self._positions, self._next)
         drawn = next(running)
-        if self._running is None:
-            self._check_state(drawn.position)
-            self._running = running
+        self._running = running
         self._fetched.append((number, drawn))
         if drawn.position.passes > self._positions[drawn.worker].passes and not self._reported:
             log.info("%s: the stream has ended in iteration %d and begins again; reported once", self._key, number)
             self._reported = True
         return drawn.batch
-
-    def _check_state(self, position: WorkerPosition) -> None:
-        """Refuse, at the first batch, a state that no checkpoint can keep."""
-        try:
-            check_loadable(position.state, "its state")
-        except TypeError as error:
-            raise UserError(str(error), key=self._key, remedy="int(…) makes a number of a NumPy scalar.") from error
 
     def _consume(self, iteration: int) -> None:
         while self._fetched and self._fetched[0][0] <= iteration:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
-import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -143,9 +141,6 @@ def _shared_out(patterns: Mapping[str, Any], places: Places) -> dict[str, list[n
     taken: set[nn.Parameter] = set().union(*chosen.values())
     for name in patterns.keys() - chosen.keys():  # one at most
         chosen[name] = set(trained) - taken
-        if not chosen[name]:
-            problem = "the other optimizers match all parameters"
-            raise UserError(problem, key=f"optimizer.{name}.match", remedy=f"Remove it: optimizer.{name}=null")
     return {name: [parameter for parameter in trained if parameter in chosen[name]] for name in patterns}
 
 
@@ -156,8 +151,6 @@ def _built(node: DictConfig, model: nn.Module, chosen: list[nn.Parameter], place
         node.fused = resolve_fused(node.fused, chosen, f"{key}.fused", optimizer=str(node._target_).rpartition(".")[2])
     node._partial_ = True  # the parameters are missing
     factory = instantiate(node, key)
-    _check_counts(factory, key)
-
     parameters = _parameters(own, model, chosen, places, key)
     try:
         optimizer = factory(parameters)
@@ -172,9 +165,6 @@ def _built(node: DictConfig, model: nn.Module, chosen: list[nn.Parameter], place
     for group in optimizer.param_groups:
         if "lr_scale" in group:
             group["lr"] *= group.pop("lr_scale")
-        if not isinstance(group.get("lr", 0), float | int | Tensor):
-            problem = f"{group['lr']!r} is not a number"
-            raise UserError(problem, key=f"{key}.lr", remedy=f"Write one: ++{key}.lr=0.001")
     return optimizer
 
 
@@ -192,23 +182,6 @@ def _parameters(
 def _not_an_optimizer(found: object, key: str) -> UserError:
     problem = f"{type(found).__name__} is not an optimizer"
     return UserError(problem, key=key, remedy="Use a subclass of torch.optim.Optimizer.")
-
-
-def _check_counts(factory: functools.partial[Any], key: str) -> None:
-    """Refuse options of torch's optimizers without as many numbers as the default has.
-
-    Most of them notice it only in their first step. For other optimizers, any number may be right.
-    """
-    if not factory.func.__module__.startswith("torch.optim."):
-        return
-    for name, parameter in inspect.signature(factory.func).parameters.items():
-        default, value = parameter.default, factory.keywords.get(name)
-        if not isinstance(default, tuple) or value is None:
-            continue
-        if not isinstance(value, list | tuple) or len(value) != len(default):
-            example = ",".join("null" if number is None else f"{number:g}" for number in default)
-            remedy = f"Write {len(default)} numbers: '{key}.{name}=[{example}]'"
-            raise UserError(f"{value} is not {len(default)} numbers", key=f"{key}.{name}", remedy=remedy)
 
 
 def _taken_own_options(node: DictConfig) -> dict[str, Any]:

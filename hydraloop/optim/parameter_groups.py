@@ -63,18 +63,6 @@ def check_settings(rules: Sequence[Mapping[str, Any]], defaults: Mapping[str, An
     known = [*defaults, "lr_scale", "name"]
     for index, rule in enumerate(rules):
         for name in rule.keys() - {"match"}:
-            where = f"{key}[{index}].{name}"
             if name not in known:
                 problem = f"the parameter groups of {kind} have no such value"
-                raise UserError(problem, key=where, remedy=suggestion(str(name), known))
-            default = defaults.get(name, 0)
-            if name != "name" and default is not None and _form(rule[name]) != (form := _form(default)):
-                raise UserError(f"{rule[name]!r} is not {form}", key=where, remedy="Write it as in the optimizer.")
-
-
-def _form(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true or false"
-    if isinstance(value, list | tuple):
-        return f"{len(value)} numbers"
-    return "a number" if isinstance(value, int | float) else f"a {type(value).__name__}"
+                raise UserError(problem, key=f"{key}[{index}].{name}", remedy=suggestion(str(name), known))

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hydraloop.engine.optimizers import parts
-from hydraloop.errors import UserError, any_of, close_names
-from hydraloop.optim.schedule_functions import Function, Plateau
+from hydraloop.errors import UserError, any_of, suggestion
+from hydraloop.optim.schedule_functions import Function
 
 _NOT_SCHEDULED = frozenset({"params", "max_lr", "min_lr", "max_momentum", "base_momentum"})
 """The parameters, and what torch's schedulers store in the groups."""
@@ -120,22 +120,21 @@ class Schedule:
     def observe(self, metrics: Mapping[str, float], optimizer_step: int, epoch: int) -> None:
         """Let a `Plateau` count a validation. The others ignore it."""
         n = epoch if self.by_epoch else optimizer_step
-        if isinstance(self.function, Plateau) and self.monitor is not None and self.begin <= n < self.end:
+        if self.monitor is not None and self.begin <= n < self.end:
             self.function.observe(float(metrics[self.monitor]))
 
     @property
     def mode(self) -> str | None:
         """`min` or `max` of a `Plateau`; None: not known yet."""
-        return self.function.mode if isinstance(self.function, Plateau) else None
+        return self.function.mode
 
     @mode.setter
     def mode(self, mode: str) -> None:
-        if isinstance(self.function, Plateau):
-            self.function.mode = mode
+        self.function.mode = mode
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counts of a `Plateau`; nothing for others, whose values depend only on the counts of the run."""
-        return self.function.state_dict() if isinstance(self.function, Plateau) else {}
+        return self.function.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue the counts of a `Plateau`.
@@ -143,9 +142,10 @@ class Schedule:
         Raises:
             UserError: it is the state of another kind of schedule.
         """
-        if isinstance(self.function, Plateau):
-            if self.function.state_dict().keys() != state.keys():
-                raise another_kind(self.key)
+        own = self.function.state_dict()
+        if own and own.keys() != state.keys():
+            raise another_kind(self.key)
+        if own:
             self.function.load_state_dict(state)
 
 
@@ -181,11 +181,10 @@ def numbers_to_change(optimizer: Optimizer, param: str, key: str) -> list[GroupN
             known |= numbers.keys()
             found += [GroupNumber(one, number, *where) for where in numbers.get(param, [])]
     if not found:
-        close = close_names(param, sorted(known))
         raise UserError(
             f"{any_of([type(one).__name__ for one in optimizers])} has no {param!r} in its parameter groups",
             key=key,
-            remedy=f"{f'Did you mean {close[0]}? ' if close else ''}Use {', '.join(sorted(known))}.",
+            remedy=suggestion(param, sorted(known)),
         )
     return found
 

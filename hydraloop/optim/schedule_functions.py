@@ -26,6 +26,8 @@ class Function:
 
     lengths: ClassVar[tuple[str, ...]] = ()
     """Options that count steps; `convert_to_iter_based` multiplies them by the steps of an epoch."""
+    mode: str | None = None
+    """`min` or `max` of a function that follows a metric; None: not known yet."""
 
     def value(self, k: int, length: int, value: float, initial: float) -> float:
         """Return the value at step k.
@@ -41,6 +43,17 @@ class Function:
     def scale(self, k: int, length: int) -> float:
         """Return the factor at step k."""
         raise NotImplementedError
+
+    def observe(self, metric: float) -> None:
+        """Count a validation; only for a function that follows a metric."""
+
+    def state_dict(self) -> dict[str, float | None]:
+        """Return the state; a function of the step has none."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, float | None]) -> None:
+        """Continue from what `state_dict` returned."""
+        vars(self).update(state)
 
 
 @dataclass(frozen=True)
@@ -215,10 +228,6 @@ class Plateau(Function):
     def state_dict(self) -> dict[str, float | None]:
         """Return the counts and the best value."""
         return {"best": self.best, "bad": self.bad, "cooling": self.cooling, "reductions": self.reductions}
-
-    def load_state_dict(self, state: dict[str, float | None]) -> None:
-        """Continue from what `state_dict` returned."""
-        vars(self).update(state)
 
     def _is_better(self, metric: float) -> bool:
         if self.best is None:

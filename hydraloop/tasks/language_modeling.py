@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hydraloop.errors import UserError
 from hydraloop.tasks.metrics import IGNORED, Metric
 from hydraloop.tasks.task import LOSS, OUTPUTS, TARGETS, Task
-from hydraloop.tasks.values import output_error, shown
+from hydraloop.tasks.values import output_error
 
 
 class LanguageModeling(Task):
@@ -108,9 +108,9 @@ class HuggingFace(Task):
         No host sync.
 
         Raises:
-            UserError: the batch is not a mapping, or the model returns no loss.
+            UserError: the model returns no loss.
         """
-        output = self.model(**self._arguments(batch))
+        output = self.model(**batch)
         loss = output.get(LOSS) if isinstance(output, Mapping) else None
         if loss is None:
             raise UserError(
@@ -131,14 +131,14 @@ class HuggingFace(Task):
 
     def _labels_of_tokens(self, batch: Any) -> Tensor | None:
         """Return the labels over which the model's loss is the mean, `[N, T]`; None without labels of tokens."""
-        labels = self._arguments(batch).get(self._labels)
+        labels = batch.get(self._labels)
         if not isinstance(labels, Tensor) or labels.ndim < 2 or labels.is_floating_point():
             return None
         return labels[:, 1:] if self._causal else labels
 
     def predict(self, batch: Any) -> dict[str, Tensor]:
         """Return all outputs of the model that have an entry for each sample. Labels are left out."""
-        output = self.model(**{name: value for name, value in self._arguments(batch).items() if name != self._labels})
+        output = self.model(**{name: value for name, value in batch.items() if name != self._labels})
         samples = self.num_samples(batch)
         outputs = output.items() if isinstance(output, Mapping) else [(self._logits, output)]
         return {
@@ -146,21 +146,6 @@ class HuggingFace(Task):
             for name, value in outputs
             if isinstance(value, Tensor) and value.ndim and value.size(0) == samples
         }
-
-    @staticmethod
-    def _arguments(batch: Any) -> Mapping[str, Any]:
-        """Return the keyword arguments of the model.
-
-        Raises:
-            UserError: the batch is not a mapping.
-        """
-        if isinstance(batch, Mapping):
-            return batch
-        raise UserError(
-            f"a batch is {shown(batch)}, but the model takes keyword arguments",
-            key="task",
-            remedy="Let the data set return dicts, such as {input_ids: …, attention_mask: …, labels: …}.",
-        )
 
 
 def _is_causal(model: nn.Module) -> bool:

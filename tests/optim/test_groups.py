@@ -112,9 +112,6 @@ def test_frozen_parameters_are_in_no_group() -> None:
         ([{"match": "@norms", "lr": 1}], r"groups\[0\].match: '@norms' is not a kind.*\n  Did you mean @norm, "),
         ([{"match": "conv1", "lr": 1}], r"groups\[0\].match: 'conv1' matches only frozen parameters"),
         ([{"match": "bn1", "weight_decai": 0}], r"groups\[0\].weight_decai: .*AdamW.*\n  Did you mean weight_decay"),
-        ([{"match": "bn1", "weight_decay": "none"}], r"groups\[0\].weight_decay: 'none' is not a number"),
-        ([{"match": "bn1", "betas": 0.9}], r"groups\[0\].betas: 0.9 is not 2 numbers"),
-        ([{"match": "bn1", "amsgrad": 3}], r"groups\[0\].amsgrad: 3 is not true or false"),
         (
             [{"match": r"re:bn\.[0-", "lr": 1}],
             r"groups\[0\].match: 're:bn\\.\[0-' is not a regular expression: .*\n  A",
@@ -185,7 +182,6 @@ def test_what_torch_refuses_comes_with_a_remedy(options: Any, remedy: str) -> No
         ),
         ({"a": {**ADAMW, "match": "@norm"}}, r"^optimizer: pos_embed is in no optimizer"),
         ({"a": ADAMW, "b": ADAMW}, r"^optimizer.b.match: a takes the rest"),
-        ({"a": ADAMW, "b": {**ADAMW, "match": "*"}}, r"^optimizer.a.match: the other optimizers match all"),
         ({**ADAMW, "match": "bn1"}, r"^optimizer.match: one optimizer takes all"),
         ({"a": {**ADAMW, "match": "bn2"}}, r"^optimizer.a.match: 'bn2' matches no name\n.*bn1"),
         ({"a": None}, r"^optimizer: there is nothing to build"),

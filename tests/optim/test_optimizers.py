@@ -119,7 +119,6 @@ def test_an_optimizer_needs_no_partial() -> None:
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ({"lr": "abc"}, r"^optimizer.lr: 'abc' is not a number\n  Write one: \+\+optimizer.lr=0.001$"),
         (
             {"decay": -1},
             r"^optimizer: Own refuses .*: decay is -1 \(test_optimizers.py, .*\n  Change optimizer.decay.$",

@@ -106,8 +106,8 @@ def test_a_cosine_rises_to_the_value_of_the_config(cut: int) -> None:
     ("kind", "param", "remedy"),
     [
         (SGD, "momntum", "Did you mean momentum?"),
-        (SGD, "betas", "Use dampening, lr, momentum, weight_decay."),
-        (AdamW, "betas.2", "betas, betas.0, betas.1, eps, lr, momentum, weight_decay"),
+        (SGD, "betas", "Known: dampening, lr, momentum, weight_decay."),
+        (AdamW, "betas.2", "Did you mean betas.1, betas.0 or betas?"),
         (SGD, "nesterov", "dampening"),
         (SGD, "params", "dampening"),
         (SGD, "initial_lr", "dampening"),

@@ -200,16 +200,9 @@ def test_padding_has_no_weight_with_accumulation_and_ranks(tmp_path: Path) -> No
         torch.testing.assert_close(weights, expected)
 
 
-@pytest.mark.parametrize(
-    ("batch", "problem"),
-    [
-        (batch_of(2)["input_ids"], r"a batch is a tensor of shape \[1, 6\], but the model takes keyword arguments"),
-        ({"input_ids": batch_of(2)["input_ids"]}, "TokenModel returned no loss for a batch with input_ids"),
-    ],
-)
-def test_a_wrong_batch(batch: Any, problem: str) -> None:
-    with pytest.raises(UserError, match=problem):
-        HuggingFace(TokenModel())(batch)
+def test_a_batch_without_labels() -> None:
+    with pytest.raises(UserError, match="TokenModel returned no loss for a batch with input_ids"):
+        HuggingFace(TokenModel())({"input_ids": batch_of(2)["input_ids"]})
 
 
 def test_metrics_without_labels_for_them() -> None:
