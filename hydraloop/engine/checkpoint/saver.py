@@ -31,29 +31,37 @@ log = logging.getLogger(__name__)
 
 
 class Saver:
-    """Writes the checkpoints of an engine on rank 0, with FSDP2 on every rank. All ranks wait for a save together.
+    """Writes one checkpoint at a time: on rank 0, with FSDP2 on every rank.
+
+    `start` copies a checkpoint and writes the copy in a thread, or writes the checkpoint at once. `wait` waits for the
+    thread, and tells all ranks whether the file was written.
 
     Args:
+        distributed: the ranks.
         failed: called in the thread after an error that is not an `OSError`; `wait` then raises it.
         limit: number of bytes that copies may need; None: a quarter of the free memory.
     """
 
     def __init__(self, distributed: Distributed, failed: Callable[[], object], limit: int | None = None) -> None:
-        self._distributed, self._failed = distributed, failed
+        self._distributed = distributed
+        self._failed = failed
+        self._writes = distributed.is_main or distributed.sharded
         self._staging = Staging(limit, distributed.local_world_size if distributed.sharded else 1)
         self._thread: ThreadPoolExecutor | None = None
         """Kept between saves: `Thread.start` would wait for the interpreter, 1.4 ms for each save."""
+        # The current save.
         self._writing: Future[None] | None = None
-        self._done: Callable[[bool], object] | None = None
-        """Called at the end of the current save; None without one."""
-        self._outcome: bool | Exception = False
-        """On a rank that writes: whether the file was written, or why not."""
+        self._at_end: Callable[[bool], object] | None = None
+        """Called at its end; None without a save."""
+        self._written = False
+        self._error: Exception | None = None
+        """Why this rank could not write, unless it is an `OSError`."""
 
     def start(
         self,
         checkpoint: Checkpoint,
         write: Callable[[Checkpoint], bool],
-        done: Callable[[bool], object],
+        at_end: Callable[[bool], object],
         *,
         asynchronous: bool,
     ) -> bool:
@@ -63,42 +71,46 @@ class Saver:
             checkpoint: may change after this call.
             write: writes it and returns whether it could; called on rank 0 (with FSDP2, on every rank), in a thread if
                 asynchronous.
-            done: called on every rank at the end of the save, with what `write` returned.
+            at_end: called on every rank at the end of the save, with what `write` returned.
             asynchronous: return after the copy, unless it needs too much memory.
 
         Returns:
             Whether the file was written; True if a thread writes it.
         """
-        self._done, self._outcome = done, False
+        self._at_end = at_end
+        self._written = False
+        self._error = None
         copied: Checkpoint | None = None
-        writes = self._distributed.is_main or self._distributed.sharded
         try:
-            if writes:
+            if self._writes:
                 check_loadable(checkpoint, "checkpoint")
                 copied = self._staging.copy(checkpoint) if asynchronous else None
         except Exception as error:
-            self._outcome = error
-        told = self._distributed.gather([self._outcome is False, copied is not None or not writes])
-        asynchronous = asynchronous and all(has_copied for _, has_copied in told)
+            self._error = error
+
+        # Ranks that write together wait for each other: none writes if one cannot, or in a thread if one has no copy.
+        of_ranks = self._distributed.gather([self._error is None, copied is not None or not self._writes])
+        can_write = all(is_ready for is_ready, _ in of_ranks)
+        asynchronous = asynchronous and all(has_copy for _, has_copy in of_ranks)
         try:
-            if writes and all(ready for ready, _ in told):  # ranks that write together wait for each other
+            if self._writes and can_write:
                 if asynchronous and copied is not None:
                     self._thread = self._thread or ThreadPoolExecutor(
                         1, thread_name_prefix="hydraloop-save", initializer=same_device()
                     )
-                    self._writing = self._thread.submit(self._write, copied, write)
+                    self._writing = self._thread.submit(self._write_in_thread, copied, write)
                 else:
-                    self._outcome = write(checkpoint)
+                    self._written = write(checkpoint)
         except Exception as error:
-            self._outcome, self._writing = error, None
+            self._error = error
         return asynchronous or self.wait()
 
-    def _write(self, copied: Checkpoint, write: Callable[[Checkpoint], bool]) -> None:
+    def _write_in_thread(self, copied: Checkpoint, write: Callable[[Checkpoint], bool]) -> None:
         try:
             self._staging.wait()
-            self._outcome = write(copied)
+            self._written = write(copied)
         except Exception as error:
-            self._outcome = error
+            self._error = error
             self._failed()
 
     def wait(self) -> bool:
@@ -107,39 +119,40 @@ class Saver:
         Raises:
             PeerError: rank 0 has raised another error than an `OSError`.
         """
-        if self._done is None:
+        if self._at_end is None:
             return True
-        outcome = self._join()
-        told = self._distributed.from_main(describe(outcome) if isinstance(outcome, Exception) else outcome)
-        self._finish(told is True)
-        if isinstance(outcome, Exception):
-            raise outcome
-        if isinstance(told, str):
-            raise PeerError(f"rank 0 could not write a checkpoint: {told}")
-        return bool(told)
+        self._join()
+        problem = None if self._error is None else describe(self._error)
+        written, problem_of_main = self._distributed.from_main([self._written, problem])
+        self._finish(written)
+        if self._error is not None:
+            raise self._error
+        if problem_of_main is not None:
+            raise PeerError(f"rank 0 could not write a checkpoint: {problem_of_main}")
+        return bool(written)
 
     def close(self) -> None:
         """Free the buffers. After an error of the run, first wait for the thread, but not for the other ranks."""
-        if self._done is not None:
-            outcome = self._join()
-            self._finish(outcome is True)
-            if isinstance(outcome, Exception):
-                log.error("a checkpoint could not be written: %s", describe(outcome), exc_info=outcome)
+        if self._at_end is not None:
+            self._join()
+            self._finish(self._written)
+            if self._error is not None:
+                log.error("a checkpoint could not be written: %s", describe(self._error), exc_info=self._error)
         if self._thread is not None:
             self._thread.shutdown()
             self._thread = None
         self._staging.free()
 
-    def _join(self) -> bool | Exception:
+    def _join(self) -> None:
         if self._writing is not None:
             self._writing.result()
             self._writing = None
-        return self._outcome
 
     def _finish(self, written: bool) -> None:
-        done, self._done = self._done, None
-        assert done is not None
-        done(written)
+        assert self._at_end is not None
+        at_end = self._at_end
+        self._at_end = None
+        at_end(written)
 
 
 _Kind = tuple[torch.dtype, torch.Size, tuple[int, ...], torch.device]
@@ -226,7 +239,7 @@ def _allocated(tensors: list[Tensor]) -> list[Tensor]:
 
     Each buffer has a storage of its own, a part of the memory, so that a file has an entry for each tensor.
     """
-    found: dict[int, Tensor] = {}
+    buffers: dict[int, Tensor] = {}
     for bucket in buckets(tensors):
         size = sum(tensor.nbytes for tensor in bucket)
         memory = torch.empty(size, dtype=torch.uint8, pin_memory=bucket[0].is_cuda).untyped_storage()
@@ -234,9 +247,9 @@ def _allocated(tensors: list[Tensor]) -> list[Tensor]:
         for tensor in bucket:
             like = torch.empty_like(tensor, device="meta")  # strides without the gaps of a view
             part = memory[start : start + tensor.nbytes]
-            found[id(tensor)] = torch.empty(0, dtype=tensor.dtype).set_(part, 0, like.shape, like.stride())
+            buffers[id(tensor)] = torch.empty(0, dtype=tensor.dtype).set_(part, 0, like.shape, like.stride())
             start += tensor.nbytes
-    return [found[id(tensor)] for tensor in tensors]
+    return [buffers[id(tensor)] for tensor in tensors]
 
 
 def stand_alone(checkpoint: Checkpoint, distributed: Distributed) -> Checkpoint:
@@ -249,7 +262,7 @@ def stand_alone(checkpoint: Checkpoint, distributed: Distributed) -> Checkpoint:
 
 
 def broken_weights(
-    checkpoint: Checkpoint, buffers: Collection[str], holder: str | None, distributed: Distributed
+    checkpoint: Checkpoint, buffers: Collection[str], averaging_hook: str | None, distributed: Distributed
 ) -> list[str]:
     """Return the names of the weights in a checkpoint that have NaN or infinity, raw or averaged, before it is written.
 
@@ -258,21 +271,24 @@ def broken_weights(
     Args:
         checkpoint: as `stand_alone` returns it.
         buffers: the names of the model's buffers, which may be infinite (a mask).
-        holder: the name of the hook that has the averages; None: no hook.
+        averaging_hook: the name of the hook that has the averages; None: no hook.
         distributed: the ranks.
     """
     raw = checkpoint.get("state_dict", {})
-    averaged = checkpoint.get("hooks", {}).get(holder, {}).get("averaged", {})
-    found: list[str] = []
-    for label, prefix, entry in (("", "state_dict/", raw), ("the average of ", f"hooks/{holder}/averaged/", averaged)):
+    averaged = checkpoint.get("hooks", {}).get(averaging_hook, {}).get("averaged", {})
+    broken: list[str] = []
+    for label, prefix, entry in (
+        ("", "state_dict/", raw),
+        ("the average of ", f"hooks/{averaging_hook}/averaged/", averaged),
+    ):
         weights = {**entry, **_shards(checkpoint, prefix)}
         tensors = {name: value for name, value in weights.items() if isinstance(value, Tensor) and name not in buffers}
-        found += [f"{label}{name}" for name in not_finite(tensors)]
+        broken += [f"{label}{name}" for name in not_finite(tensors)]
     if distributed.mesh is None:
-        return found
-    told: list[Any] = [None] * distributed.world_size
-    dist.all_gather_object(told, found, group=distributed.mesh.get_group())
-    return list(dict.fromkeys(name for of_rank in told for name in of_rank))
+        return broken
+    of_ranks: list[Any] = [None] * distributed.world_size
+    dist.all_gather_object(of_ranks, broken, group=distributed.mesh.get_group())
+    return list(dict.fromkeys(name for of_rank in of_ranks for name in of_rank))
 
 
 def _shards(checkpoint: Checkpoint, prefix: str) -> dict[str, Tensor]:
@@ -301,19 +317,20 @@ def write_file(
     Returns:
         Whether it was written. If the disk is full or the folder is read-only, a warning says what is still safe.
     """
-    written = None
+    of_ranks = None
     try:
+        # With FSDP2, the shards come first: the file, which names them, is complete if it exists.
         if distributed.mesh is not None:
-            written = shards.write(path, checkpoint["shards"], distributed.mesh)
+            of_ranks = shards.write(path, checkpoint["shards"], distributed.mesh)
             if not distributed.is_main:
                 return True
-            checkpoint = {**checkpoint, "shards": written.text()}
+            checkpoint = {**checkpoint, "shards": of_ranks.text()}
         write(path, checkpoint)
-        for other in links:
-            if written is None:
-                atomic.link(path, other)
+        for link in links:
+            if of_ranks is None:
+                atomic.link(path, link)
             else:
-                write(other, {**checkpoint, "shards": shards.link(written, other).text()})
+                write(link, {**checkpoint, "shards": shards.link(of_ranks, link).text()})
         if last:
             point_to(path)
     except OSError as full:

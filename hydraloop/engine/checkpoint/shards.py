@@ -77,8 +77,8 @@ def join(checkpoint: Any, tensor: Callable[[str], Tensor | None]) -> Any:
     def replace(value: Any, path: str) -> Any:
         if not isinstance(value, dict) or value.keys() != {_STAND_IN}:
             return value
-        found = tensor(value[_STAND_IN])
-        return value if found is None else found
+        loaded = tensor(value[_STAND_IN])
+        return value if loaded is None else loaded
 
     return with_replaced(checkpoint, replace)
 
@@ -112,28 +112,30 @@ def write(path: Path, parts: Parts, mesh: DeviceMesh) -> Shards:
         sharded[name] = DTensor.from_local(
             part, mesh, [Shard(0)], run_check=False, shape=like.shape, stride=like.stride()
         )
-    mine: dict[str, list[int]] | BaseException
+    files_here: dict[str, list[int]] = {}
+    error_here: BaseException | None = None
     try:
         writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
         save(sharded, storage_writer=writer, process_group=group)
         files = sorted(folder.glob(f"shard-{rank + 1:05d}-*"))
-        mine = {file.name: [crc32_of(file), file.stat().st_size] for file in files}
+        files_here = {file.name: [crc32_of(file), file.stat().st_size] for file in files}
     except CheckpointException as error:  # on every rank
-        mine = next((one for one, _ in error.failures.values() if isinstance(one, OSError)), error)
+        error_here = next((one for one, _ in error.failures.values() if isinstance(one, OSError)), error)
     except OSError as error:
-        mine = error
-    told: list[Any] = [None] * mesh.size()
-    dist.all_gather_object(told, mine if isinstance(mine, dict) else getattr(mine, "errno", None), group=group)
-    failed = [one for one in told if not isinstance(one, dict)]
+        error_here = error
+    of_ranks: list[Any] = [None] * mesh.size()  # the files of each rank, or the number of its error
+    here = files_here if error_here is None else getattr(error_here, "errno", None)
+    dist.all_gather_object(of_ranks, here, group=group)
+    failed = [of_rank for of_rank in of_ranks if not isinstance(of_rank, dict)]
     if failed:
         if rank == 0:
             shutil.rmtree(folder, ignore_errors=True)
         if failed[0] is None:
-            raise RuntimeError(f"the shards of {path.name} could not be written: {mine}")
+            raise RuntimeError(f"the shards of {path.name} could not be written: {error_here}")
         raise OSError(failed[0], os.strerror(failed[0]), str(folder))
     if rank == 0:
         atomic.flush_folder(folder)
-    return Shards(folder, {name: entry for of_rank in told for name, entry in of_rank.items()})
+    return Shards(folder, {name: entry for of_rank in of_ranks for name, entry in of_rank.items()})
 
 
 def link(shards: Shards, path: Path) -> Shards:
@@ -164,13 +166,13 @@ def read(checkpoint: dict[str, Any], folder: Path, mesh: DeviceMesh | None, only
         return
     # torch's `load` would warn that it communicates with no other rank.
     reader, planner = HuggingFaceStorageReader(str(folder)), DefaultLoadPlanner()
-    found = reader.read_metadata()
+    metadata = reader.read_metadata()
     tensors: dict[str, Any] = {}
     for name in names:
-        facts: Any = found.state_dict_metadata[name]
+        facts: Any = metadata.state_dict_metadata[name]
         tensors[name] = _empty(facts.size, facts.properties.dtype, mesh)
-    planner.set_up_planner(tensors, found, True)
-    reader.set_up_storage_reader(found, True)
+    planner.set_up_planner(tensors, metadata, True)
+    reader.set_up_storage_reader(metadata, True)
     reader.read_data(reader.prepare_local_plan(planner.create_local_plan()), planner).wait()
     checkpoint.update(join(needed, tensors.get))
 
