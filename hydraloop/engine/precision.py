@@ -153,10 +153,13 @@ class FP16(Autocast):
         loss_scale: float | None = None,
     ) -> None:
         super().__init__(device)
-        self._growth_factor, self._backoff_factor = growth_factor, backoff_factor
-        self._growth_interval, self._min_scale = growth_interval, min_scale
+        self._growth_factor = growth_factor
+        self._backoff_factor = backoff_factor
+        self._growth_interval = growth_interval
+        self._min_scale = min_scale
         self._fixed = loss_scale
-        self.skipped = self._skipped_in_a_row = 0
+        self.skipped = 0
+        self._skipped_in_a_row = 0
         self._start(init_scale, good_steps=0)
 
     def _start(self, scale: float, *, good_steps: int) -> None:
@@ -169,7 +172,7 @@ class FP16(Autocast):
         )
         # torch has no function that sets this number, only the state dict.
         self._scaler.load_state_dict({**self._scaler.state_dict(), "_growth_tracker": good_steps})
-        self._unscaled = self._has_gradients = False
+        self._unscaled = False
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -190,11 +193,7 @@ class FP16(Autocast):
         All ranks skip the same steps: with DDP they have the same gradients; with sharded gradients (DTensors), torch
         reduces over all ranks whether there was an overflow (a collective).
         """
-        self._has_gradients = any(
-            parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"]
-        )
-        if self._has_gradients:
-            self._scaler.unscale_(optimizer)
+        self._scaler.unscale_(optimizer)
         self._unscaled = True
 
     def step(self, optimizer: optim.Optimizer) -> bool:
@@ -207,30 +206,27 @@ class FP16(Autocast):
         Raises:
             UserError: the scale is below `min_scale`, or a fixed scale has skipped 30 steps in a row.
         """
-        if not self._unscaled:
-            self.unscale(optimizer)
         self._unscaled = False
-        if self._has_gradients:
-            before = self.scale
-            self._scaler.update()
-            adapted = self._scaler.get_scale()
-            if self._fixed is None:
-                self.scale = adapted
-            else:
-                self._scaler.update(before)
-            self._skipped_in_a_row = self._skipped_in_a_row + 1 if adapted < before else 0
-            if adapted < before:
-                self.skipped += 1
-                if self._skipped_in_a_row >= _MOST_SKIPPED if self._fixed else adapted < self._min_scale:
-                    self.diverged = True
-                    raise UserError(
-                        f"gradients are infinite or NaN even at a loss scale of {self.scale:.2g} ({self.skipped} steps "
-                        "skipped); the loss may be, too, and every further step would be skipped",
-                        key="precision.loss_scale" if self._fixed else "precision.min_scale",
-                        remedy="Lower optimizer.lr, clip gradients (default_hooks.grad_clip.max_norm=1), or use "
-                        "precision=bf16, which has the range of fp32; precision=fp32 shows whether the loss is finite.",
-                    )
-                return False
+        before = self.scale
+        self._scaler.update()
+        adapted = self._scaler.get_scale()
+        if self._fixed is None:
+            self.scale = adapted
+        else:
+            self._scaler.update(before)
+        self._skipped_in_a_row = self._skipped_in_a_row + 1 if adapted < before else 0
+        if adapted < before:
+            self.skipped += 1
+            if self._skipped_in_a_row >= _MOST_SKIPPED if self._fixed else adapted < self._min_scale:
+                self.diverged = True
+                raise UserError(
+                    f"gradients are infinite or NaN even at a loss scale of {self.scale:.2g} ({self.skipped} steps "
+                    "skipped); the loss may be, too, and every further step would be skipped",
+                    key="precision.loss_scale" if self._fixed else "precision.min_scale",
+                    remedy="Lower optimizer.lr, clip gradients (default_hooks.grad_clip.max_norm=1), or use "
+                    "precision=bf16, which has the range of fp32; precision=fp32 shows whether the loss is finite.",
+                )
+            return False
         optimizer.step()
         return True
 

@@ -238,15 +238,6 @@ def test_a_step_costs_one_host_sync_and_the_rest_none(implementation: dict[str, 
     assert syncs_of(FP16(CPU), float("inf")) == (0, 1)
 
 
-def test_a_step_without_gradients_is_taken_as_in_fp32() -> None:
-    model, precision = linear(), FP16(CPU)
-    optimizer = optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(2):
-        precision.unscale(optimizer)
-        assert precision.step(optimizer)
-    assert step(precision, model, optimizer)
-
-
 def test_a_loss_that_is_never_finite_ends_the_run() -> None:
     """Otherwise every step would be skipped without a message."""
     model, precision = linear(), FP16(CPU, init_scale=8, min_scale=1)
