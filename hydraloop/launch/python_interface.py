@@ -18,7 +18,6 @@ from hydraloop.config import arguments
 from hydraloop.config.checks import compose_job, validate
 from hydraloop.config.compose import opened
 from hydraloop.config.value_checks import check_strategy
-from hydraloop.errors import UserError
 from hydraloop.files import console
 from hydraloop.files.config_yaml import remember_config
 from hydraloop.files.record_log import read_rows
@@ -132,10 +131,6 @@ def build(
 
     parts = Parts(task, loaders or {}, optimizer, hooks or {})
     cfg = compose(folder=folder, trusted=trusted) if cfg is None else cfg
-    config: object = cfg
-    if not isinstance(config, DictConfig):
-        remedy = "Use hydraloop.compose([…]), or OmegaConf.load(file)."
-        raise UserError(f"{type(config).__name__} is not a config", key="cfg", remedy=remedy)
     with ALLOWLIST.trusting(folder, _listed(trusted), ALLOWLIST.advice or from_python("build")):
         remember_config(cfg)
         validate(cfg)

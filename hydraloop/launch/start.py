@@ -47,7 +47,7 @@ class RunStarter:
         """
         cfg = draft.cfg
         os.environ.update(variables(draft.overrides))
-        checks.check(cfg)
+        checks.check_options(cfg)
         if cfg.detach and not torchrun.is_ours():
             self._start_in_background(draft)
         with ExitStack() as locks, hydra_config(cfg):

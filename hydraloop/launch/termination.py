@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import signal
 import socket
@@ -19,8 +18,6 @@ from hydraloop.errors import Terminated, interrupt
 GRACE = 15.0
 """Seconds from the signal to the end of the process: enough to close trackers and to write `result.json`, and half of
 the 30 s that a job may take to end after a rank was killed."""
-_AGAIN = 2.0
-"""Seconds from a signal until it is raised again: an exception reaches the end of the run sooner."""
 _POLL = 0.5
 """Seconds between two checks of the parent process and of the grace period."""
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
@@ -100,21 +97,11 @@ class TerminationHandler:
             raise interrupt(number)
 
     def _run(self) -> None:
-        raised = 0
-        raise_again_at = math.inf
         while not self._stopped.is_set():
             signals = self._new_signals()
             if signals:
-                raised = signals[0]
-                raise_again_at = time.monotonic() + _AGAIN
-            handled = [number for number in signals if number in self._numbers]
-            if handled:
-                self.received = self.received or handled[0]
+                self.received = self.received or signals[0]
                 self.end_within_grace()
-            # The exception of a signal is lost if it was raised in a finalizer, or caught by a library.
-            if time.monotonic() > raise_again_at and not self._is_closing():
-                raise_again_at = math.inf
-                _raise_again(raised)
             if self._deadline is not None and self._is_saving():
                 self._deadline = time.monotonic() + self._grace
             if self._deadline is not None and time.monotonic() > self._deadline:
@@ -122,19 +109,11 @@ class TerminationHandler:
                 os._exit(128 + self.received if self.received else 1)
 
     def _new_signals(self) -> list[int]:
-        """Return the signals that this process has got, or none after `_POLL` seconds."""
+        """Return the handled signals that this process has got, or none after `_POLL` seconds."""
         received = b""
         with suppress(TimeoutError):
             received = self._reads.recv(64)
-        return [number for number in received if number in (signal.SIGINT, *_SIGNALS)]
-
-
-def _raise_again(number: int) -> None:
-    """Raise a signal in the main thread, unless the user's code handles it."""
-    handler = signal.getsignal(number)
-    is_ours = str(getattr(handler, "__module__", "")).startswith("hydraloop.")
-    if is_ours or handler is signal.default_int_handler:
-        signal.pthread_kill(threading.main_thread().ident or 0, number)
+        return [number for number in received if number in self._numbers]
 
 
 @contextlib.contextmanager

@@ -128,7 +128,7 @@ class SweepJob(Worker):
         cfg = self._config(request)
         with hydra_config(cfg):
             _place(cfg, self._sweep, run_dir)
-            launch_checks.check(cfg)
+            launch_checks.check_options(cfg)
             if launch_checks.starts_ranks(cfg):
                 locks.close()
                 self._start_ranks(cfg, request, continues=continues)
@@ -171,7 +171,7 @@ def train_rank(job: Mapping[str, Any], lines: Sequence[str], composer: Composer,
     own = deepcopy(cfg)
     with ExitStack() as locks, hydra_config(cfg):
         _place(cfg, Path(job["sweep"]), run_dir)
-        launch_checks.check(cfg)
+        launch_checks.check_options(cfg)
         if torchrun.rank() > 0:
             plan = starter.peers.receive_plan(cfg, lambda plan: replace(plan, cfg=own).without_hydra(job["typed"]))
         else:

@@ -205,7 +205,7 @@ NEW_ENTRIES: dict[str, tuple[str, str]] = {
 def mistake(line: str, composer: Composer) -> UserError:
     """Return the error that a command line raises."""
     with pytest.raises(UserError) as caught:
-        launch_checks.check(check_command(arguments.read(line.split()), composer).cfg)
+        launch_checks.check_options(check_command(arguments.read(line.split()), composer).cfg)
     return caught.value
 
 

@@ -14,8 +14,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.marks import slow
-
 BEGIN = """
 import ctypes, os, signal, sys, threading, time
 from hydraloop.launch.termination import TerminationHandler, watch_parent
@@ -107,53 +105,6 @@ def test_a_signal_is_raised_in_the_main_thread(number: int, raised: str, start: 
     out, _ = process.communicate(timeout=30)
     assert out == f"{raised} {int(number)}\n"
     assert process.returncode == 0
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, slow(signal.SIGTERM)])
-def test_a_signal_that_is_lost_in_a_finalizer_is_raised_again(number: int, start: Start) -> None:
-    """Python ignores exceptions in `__del__` and in callbacks of weak references."""
-    process = start(
-        """
-        handler.stop()
-        handler = TerminationHandler(launched=False).start()
-
-        class Finalized:
-            def __del__(self):
-                ready()
-                time.sleep(60)
-                print("not interrupted", flush=True)
-
-        found = Finalized()
-        try:
-            del found
-            time.sleep(60)
-        except KeyboardInterrupt as error:
-            print(type(error).__name__, flush=True)
-        handler.stop()
-        """
-    )
-    process.send_signal(number)
-    out, _ = process.communicate(timeout=30)
-    assert out == ("KeyboardInterrupt\n" if number == signal.SIGINT else "Terminated\n")
-
-
-@pytest.mark.slow  # some seconds, of a rare case
-def test_a_signal_that_the_user_handles_is_not_raised_again(start: Start) -> None:
-    process = start(
-        """
-        handler.stop()
-        handler = TerminationHandler(launched=False).start()
-        calls = []
-        signal.signal(signal.SIGINT, lambda number, frame: calls.append(number))
-        ready()
-        time.sleep(4)
-        print(len(calls), flush=True)
-        handler.stop()
-        """
-    )
-    process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=30)
-    assert out == "1\n"
 
 
 def test_a_rank_that_is_closing_is_not_interrupted_but_ends_after_the_grace_period(start: Start) -> None:
