@@ -43,24 +43,31 @@ def find(cfg: DictConfig, explicit: Path | None, *, key: str = "hydra.run.dir") 
         return ResumePoint()
     if cfg.resume == "auto":
         return _auto(cfg, explicit)
-    wanted = str(cfg.resume)
-    path = Path(wanted)
-    found, checkpoint = run_of(path) if path.exists() else None, path
+    path = Path(str(cfg.resume))
+    run_dir = run_of(path) if path.exists() else None
     if path.is_dir():
-        checkpoint = _newest(found or path)
-    elif not path.is_file():
+        checkpoint = _newest_of(path)
+        if checkpoint is None:
+            raise UserError(
+                f"{path} has no checkpoint in {', '.join(map(str, checkpoint_folders(path)))}",
+                key="resume",
+                remedy="Name another run or a checkpoint file, or start a new one without resume.",
+            )
+    elif path.is_file():
+        checkpoint = path
+    else:
         raise UserError(
-            f"{wanted} is neither a run directory nor a checkpoint file",
+            f"{path} is neither a run directory nor a checkpoint file",
             key="resume",
             remedy=missing_path(path, "Use auto for the newest run, or a path in outputs/.", "resume"),
         )
-    if explicit is not None and found is not None and explicit.resolve() != found.resolve():
+    if explicit is not None and run_dir is not None and explicit.resolve() != run_dir.resolve():
         raise UserError(
-            f"a resumed run continues in its own directory, {found}",
+            f"a resumed run continues in its own directory, {run_dir}",
             key=key,
             remedy=f"Leave {key} out, or start a new run there with load_from={checkpoint}.",
         )
-    return ResumePoint(found, checkpoint)
+    return ResumePoint(run_dir, checkpoint)
 
 
 def newest_checkpoint(run_dir: Path, *, known: Collection[str] = ()) -> Path | None:
@@ -72,8 +79,8 @@ def newest_checkpoint(run_dir: Path, *, known: Collection[str] = ()) -> Path | N
     Raises:
         UserError: all checkpoints are damaged.
     """
-    found = _newest_of(run_dir)
-    return None if found is None or _mark(found) in known else found
+    newest = _newest_of(run_dir)
+    return None if newest is None or _mark(newest) in known else newest
 
 
 def known_checkpoints(run_dir: Path) -> list[str]:
@@ -148,22 +155,12 @@ def _newest_of(run_dir: Path) -> Path | None:
         UserError: all checkpoints are damaged or missing. The run must not silently start again.
     """
     folders = checkpoint_folders(run_dir)
-    found, files = newest_intact(*folders), candidates(*folders)
-    if found is None and files:
+    newest = newest_intact(*folders)
+    files = candidates(*folders)
+    if newest is None and files:
         raise UserError(
             f"no checkpoint of {run_dir} is intact, {files[0].name} neither",
             key="resume",
             remedy=f"Copy them again, or move {files[0].parent} away to start from the beginning.",
         )
-    return found
-
-
-def _newest(run_dir: Path) -> Path:
-    checkpoint = _newest_of(run_dir)
-    if checkpoint is None:
-        raise UserError(
-            f"{run_dir} has no checkpoint in {', '.join(map(str, checkpoint_folders(run_dir)))}",
-            key="resume",
-            remedy="Name another run or a checkpoint file, or start a new one without resume.",
-        )
-    return checkpoint
+    return newest
