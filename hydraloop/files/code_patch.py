@@ -74,7 +74,7 @@ def _state(folder: Path) -> tuple[str | None, str | None]:
 
 
 def _place(run_dir: Path) -> Path:
-    return (run_directory.newest(run_dir) or run_dir) / FILENAME
+    return (run_directory.newest_attempt(run_dir) or run_dir) / FILENAME
 
 
 def _text(commit: str, diff: str) -> str:

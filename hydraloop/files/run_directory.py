@@ -26,26 +26,25 @@ RECORDS = ".hydra"
 _PREFIX = "resume_"
 
 
-def folders(run_dir: Path) -> list[Path]:
+def attempts(run_dir: Path) -> list[Path]:
     """Return the folders of all attempts to resume a run, the newest last."""
-    attempts = [folder for folder in (run_dir / RECORDS).glob(f"{_PREFIX}*") if _number(folder)]
-    return sorted(attempts, key=_number)
+    return sorted(filter(_number, (run_dir / RECORDS).glob(f"{_PREFIX}*")), key=_number)
 
 
-def newest(run_dir: Path) -> Path | None:
+def newest_attempt(run_dir: Path) -> Path | None:
     """Return the folder of the newest attempt to resume a run; None if it was not resumed."""
-    return next(reversed(folders(run_dir)), None)
+    return next(reversed(attempts(run_dir)), None)
 
 
-def following(run_dir: Path) -> Path:
+def next_attempt(run_dir: Path) -> Path:
     """Return the folder for the next attempt to resume a run. It is not created."""
-    last = newest(run_dir)
+    last = newest_attempt(run_dir)
     return run_dir / RECORDS / f"{_PREFIX}{1 if last is None else _number(last) + 1}"
 
 
 def typed_overrides(run_dir: Path) -> list[str]:
     """Return the overrides of the newest attempt as typed, secrets masked; empty for a run started from Python."""
-    records = newest(run_dir) or run_dir / RECORDS
+    records = newest_attempt(run_dir) or run_dir / RECORDS
     try:
         found = parsed_yaml(read_bytes(records / "overrides.yaml").decode())
     except (OSError, ValueError, yaml.YAMLError):
@@ -76,7 +75,7 @@ def run_id() -> str:
     return secrets.token_hex(3)
 
 
-def new() -> Path:
+def new_run_dir() -> Path:
     """Create and return a directory for a run that was started from Python."""
     path = OUTPUTS / time.strftime("%Y-%m-%d") / f"{time.strftime('%H-%M-%S')}-{run_id()}"
     path.mkdir(parents=True)
@@ -111,7 +110,7 @@ def checkpoint_folders(run_dir: Path) -> list[Path]:
 
 def config_file(run_dir: Path) -> Path | None:
     """Return the config of a run, or of its newest resumption that has trained; None if the run has none."""
-    records = [run_dir / RECORDS, *folders(run_dir)]
+    records = [run_dir / RECORDS, *attempts(run_dir)]
     # A resumption that has failed at its start has a result of its own.
     written = [folder for folder in records if (folder / CONFIG).is_file() and not (folder / RESULT_FILE).exists()]
     return written[-1] / CONFIG if written else None
@@ -122,7 +121,7 @@ def is_recorded(run_dir: Path) -> bool:
     return (run_dir / RECORDS / CONFIG).exists()
 
 
-def record(cfg: DictConfig, folder: Path) -> None:
+def record_config(cfg: DictConfig, folder: Path) -> None:
     """Write the config, for a later `resume=`."""
     folder.mkdir(parents=True, exist_ok=True)
     atomic.write_text(folder / CONFIG, masked_yaml(cfg, resolve=False))

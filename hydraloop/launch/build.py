@@ -70,7 +70,7 @@ def build(plan: RunPlan, distributed: Distributed, *, parts: Parts = NONE, lock:
             # An earlier attempt without a checkpoint has left records, which this run writes again.
             cut_after(plan.run_dir / FILENAME, iteration=-1, last_validation=-1)
         if not plan.is_recorded:
-            run_directory.record(plan.cfg, plan.attempt or plan.run_dir / RECORDS)
+            run_directory.record_config(plan.cfg, plan.attempt or plan.run_dir / RECORDS)
     return engine
 
 

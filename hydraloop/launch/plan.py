@@ -125,7 +125,7 @@ def plan_job(cfg: DictConfig, run_dir: Path, *, typed: Sequence[str], continues:
         UserError: all of its checkpoints are damaged.
     """
     checkpoint = checkpoint_to_resume.newest_checkpoint(run_dir) if continues else None
-    attempt = None if checkpoint is None else run_directory.following(run_dir)
+    attempt = None if checkpoint is None else run_directory.next_attempt(run_dir)
     known = checkpoint_to_resume.known_checkpoints(run_dir)
     plan = RunPlan(cfg=cfg, run_dir=run_dir, checkpoint=checkpoint, attempt=attempt, known_checkpoints=known)
     return plan.without_hydra(typed)
@@ -153,7 +153,7 @@ def plan_build(
     if not ranks.is_main:
         return replace(RunPlan.from_paths(cfg, ranks.from_main(None)), typed=typed), None
     with ExitStack() as locks:  # a locked directory is refused before anything is written
-        plan, lock = _choose_and_lock(cfg, run_dir, run_directory.new, locks, key="run_dir")
+        plan, lock = _choose_and_lock(cfg, run_dir, run_directory.new_run_dir, locks, key="run_dir")
     ranks.from_main(plan.paths())
     return replace(plan, typed=typed), lock
 
@@ -196,7 +196,7 @@ def _choose_and_lock(
         run_directory.refuse_held(directory, key=key)
     attempt = None
     if resumed is not None and run_directory.is_recorded(directory):
-        attempt = run_directory.following(directory)
+        attempt = run_directory.next_attempt(directory)
     known = checkpoint_to_resume.known_checkpoints(directory)
     return RunPlan(cfg=cfg, run_dir=directory, checkpoint=checkpoint, attempt=attempt, known_checkpoints=known), lock
 

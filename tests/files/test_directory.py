@@ -14,7 +14,7 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_new_directory_is_made_under_outputs() -> None:
-    first, second = run_directory.new(), run_directory.new()
+    first, second = run_directory.new_run_dir(), run_directory.new_run_dir()
     assert first != second
     assert first.is_dir()
     assert first.parts[0] == "outputs"

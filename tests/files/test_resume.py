@@ -39,7 +39,7 @@ def config(**changed: object) -> DictConfig:
 def make_run(name: str, *checkpoints: str, cfg: DictConfig | None = None, out_dir: Path | None = None) -> Path:
     """Make a run directory with complete checkpoints, the first one the oldest."""
     run_dir = Path("outputs") / name
-    run_directory.record(cfg or config(), run_dir / ".hydra")
+    run_directory.record_config(cfg or config(), run_dir / ".hydra")
     if out_dir is not None:
         run_directory.record_checkpoint_folder(run_dir, out_dir)
     folder = out_dir or run_dir / "checkpoints"
@@ -62,7 +62,7 @@ def test_auto_takes_the_newest_run_and_in_it_the_newest_complete_checkpoint() ->
 
 def started(run_dir: Path, seconds: int) -> Path:
     """Let a run have started at a time."""
-    for records in (run_dir / ".hydra", *run_directory.folders(run_dir)[-1:]):
+    for records in (run_dir / ".hydra", *run_directory.attempts(run_dir)[-1:]):
         os.utime(records / "config.yaml", (seconds, seconds))
     return run_dir
 
@@ -81,7 +81,7 @@ def test_auto_takes_the_run_that_was_resumed_last() -> None:
     older = started(make_run("first", "epoch_1.pth"), 1000)
     started(make_run("second", "epoch_1.pth"), 2000)
     attempt(older)
-    os.utime(run_directory.folders(older)[-1] / "config.yaml", (3000, 3000))
+    os.utime(run_directory.attempts(older)[-1] / "config.yaml", (3000, 3000))
     assert find(config(), None)[0] == older
 
 
@@ -152,7 +152,7 @@ def test_a_checkpoint_outside_of_any_run_starts_a_new_directory() -> None:
 
 def attempt(run_dir: Path, **changed: object) -> None:
     """The records of an attempt to resume, as Hydra writes them."""
-    folder = run_directory.following(run_dir)
+    folder = run_directory.next_attempt(run_dir)
     folder.mkdir()
     OmegaConf.save(config(**changed), folder / "config.yaml")
 

@@ -130,7 +130,7 @@ REFUSED = [
     "hydraloop.launch.build.build",
     "hydraloop.commands.command_line.main",
     "hydraloop.safety.allowlist.ALLOWLIST.trust",
-    "hydraloop.files.run_directory.new",
+    "hydraloop.files.run_directory.new_run_dir",
     "hydraloop.files.environment._git",
     "hydraloop.engine.engine.Engine",
     "own_project.parts.torch.load",

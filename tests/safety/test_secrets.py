@@ -312,7 +312,7 @@ def test_a_config_that_does_not_resolve_is_remembered_as_it_is(monkeypatch: pyte
 
 
 def test_a_run_from_python_records_its_config_masked(tmp_path: Path) -> None:
-    run_directory.record(OmegaConf.create({"token": "abc", "x": "${token}"}), tmp_path / ".hydra")
+    run_directory.record_config(OmegaConf.create({"token": "abc", "x": "${token}"}), tmp_path / ".hydra")
     assert (tmp_path / ".hydra" / "config.yaml").read_text() == "token: '***'\nx: ${token}\n"
 
 
