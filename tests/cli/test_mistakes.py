@@ -51,8 +51,6 @@ MISTAKES: dict[str, tuple[str, str]] = {
     ),
     "distributed.strategy=dpp": ("distributed.strategy", "ddp"),
     "distributed.strategy=fsdp2": ("distributed.strategy", "distributed.nproc_per_node=2"),
-    "distributed.backend=nccl": ("distributed.backend", "gloo"),
-    "distributed.nproc_per_node=2 engine.device=cpu:0": ("engine.device", "each process"),
     "lr=1": ("lr", "Did you mean optimizer.lr?"),
     "epochs=3": ("epochs", "Did you mean engine.max_epochs?"),
     "workers=2": ("workers", "Did you mean data.loader.num_workers?"),
