@@ -16,8 +16,7 @@ from omegaconf import OmegaConf
 from hydraloop.commands.report import check_installed, write_report
 from hydraloop.config.hydra_keys import variables
 from hydraloop.files import code_patch, console, environment
-from hydraloop.launch import checks as launch_checks
-from hydraloop.launch import detach
+from hydraloop.launch import detach, torchrun
 from hydraloop.launch import slurm as launch_slurm
 from hydraloop.launch.start import RunStarter
 from hydraloop.sweeps import resume_sweep, submit_to_slurm
@@ -104,7 +103,7 @@ def _detach(draft: SweepDraft) -> NoReturn:
 def _check(draft: SweepDraft) -> gpus.Shares:
     """Check what needs no directory, and divide this machine."""
     options = draft.options
-    launch_checks.check_single_run()
+    torchrun.check_single_run()
     shares = gpus.shares(options, ranks=draft.ranks, device=draft.device)
     if options.executor == "submitit":
         submitit_executor.create_executor(Path(), options.submitit)  # its parameters are right

@@ -30,8 +30,8 @@ from hydraloop.files.config_yaml import remember_config
 from hydraloop.files.error_reports import Reports
 from hydraloop.files.run_directory import RECORDS
 from hydraloop.launch import torchrun
-from hydraloop.launch.checks import check_debugger, check_options
 from hydraloop.launch.peers import Peers
+from hydraloop.launch.torchrun import check_debugger, check_options
 
 if TYPE_CHECKING:
     from hydraloop.launch.start import RunStarter

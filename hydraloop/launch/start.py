@@ -19,7 +19,7 @@ from hydraloop.files.checkpoint_files import candidates
 from hydraloop.files.error_reports import Reports
 from hydraloop.files.result import ResultFile
 from hydraloop.files.run_directory import checkpoint_folders
-from hydraloop.launch import checks, detach, slurm, start_ranks, torchrun, train_in_process
+from hydraloop.launch import detach, slurm, start_ranks, torchrun, train_in_process
 from hydraloop.launch.exit import Preempted, exit_code
 from hydraloop.launch.failure import Failure, RankError, RunEnd
 from hydraloop.launch.peers import Peers
@@ -47,11 +47,11 @@ class RunStarter:
         """
         cfg = draft.cfg
         os.environ.update(variables(draft.overrides))
-        checks.check_options(cfg)
+        torchrun.check_options(cfg)
         if cfg.detach and not torchrun.is_ours():
             self._start_in_background(draft)
         with ExitStack() as locks, hydra_config(cfg):
-            if checks.starts_ranks(cfg):
+            if torchrun.starts_ranks(cfg):
                 self.start_ranks(cfg, environment.script()[1:], arguments)
             else:
                 self.train(cfg, self._plan(draft, locks))

@@ -1,4 +1,4 @@
-"""What the environment of this process says if a launcher has started it as a rank: torch's, hydraloop's or another."""
+"""What the environment says if a launcher (torchrun, hydraloop) has started this process as a rank; and its checks."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from datetime import timedelta
 from functools import cache
 from typing import Any
 
+from omegaconf import DictConfig
+
+from hydraloop.config.value_checks import check_strategy
+from hydraloop.errors import UserError
 from hydraloop.files.secrets import put_secrets_back
 from hydraloop.importing import uncollected
 from hydraloop.launch.termination import watch_parent
@@ -125,3 +129,47 @@ def of_this_start(store: Any) -> Any:
     from torch.distributed.distributed_c10d import PrefixStore
 
     return PrefixStore(str(attempt()), store)
+
+
+def check_options(cfg: DictConfig) -> None:
+    """Check the group `distributed`. Does not import torch."""
+    if is_launched() and not is_ours():
+        _check_torchrun(cfg.distributed)
+    check_strategy(cfg.distributed.strategy, several=several(cfg))
+
+
+def several(cfg: Any) -> bool:
+    """Return whether several processes train, started by hydraloop or by"""
+    return is_several() or starts_ranks(cfg)
+
+
+def starts_ranks(cfg: Any) -> bool:
+    """Return whether this process starts the ranks that train."""
+    return not is_several() and cfg.distributed.nproc_per_node * cfg.distributed.nnodes > 1
+
+
+def check_single_run() -> None:
+    """Refuse a sweep under"""
+    if is_several():
+        count = local_world_size()
+        raise UserError(
+            "a sweep cannot run under torchrun: each of its jobs needs new ranks",
+            key="--multirun",
+            remedy=f"Let each job start them: python train.py -m … distributed.nproc_per_node={count}",
+        )
+
+
+def check_debugger(cfg: Any, *, is_sweep: bool) -> None:
+    """Refuse `--pdb` unless one process trains one run: only that has the terminal."""
+    if is_sweep or several(cfg):
+        problem = "the debugger stops one process of one run"
+        raise UserError(problem, key="--pdb", remedy="Leave out -m, torchrun and distributed.nproc_per_node.")
+
+
+def _check_torchrun(options: DictConfig) -> None:
+    """Refuse options of hydraloop's launcher that torchrun decides."""
+    is_other_number = options.nproc_per_node not in (1, local_world_size())
+    for name, is_set in {"nproc_per_node": is_other_number, "max_restarts": options.max_restarts}.items():
+        if is_set:
+            remedy = f"Give it to torchrun: --{name.replace('_', '-')}={options[name]}"
+            raise UserError("torchrun starts the processes", key=f"distributed.{name}", remedy=remedy)

@@ -20,7 +20,7 @@ from hydraloop.errors import UserError, leave_out, suggestion
 from hydraloop.files.changes import differences
 from hydraloop.files.config_yaml import plain
 from hydraloop.files.secrets import mask_overrides, masked
-from hydraloop.launch.checks import check_options
+from hydraloop.launch.torchrun import check_options
 from hydraloop.sweeps import search_sampler
 from hydraloop.sweeps.axes import Axis, Lines, Space, first_jobs
 from hydraloop.sweeps.compose_jobs import GridComposer

@@ -31,7 +31,6 @@ from hydraloop.files.lock import LEASE, PATIENCE, RunLock
 from hydraloop.files.result import ResultFile
 from hydraloop.files.secrets import remember_overrides
 from hydraloop.files.terminal import print_to
-from hydraloop.launch import checks as launch_checks
 from hydraloop.launch import slurm, torchrun
 from hydraloop.launch.exit import REQUEUE, exit_code
 from hydraloop.launch.plan import plan_job
@@ -128,8 +127,8 @@ class SweepJob(Worker):
         cfg = self._config(request)
         with hydra_config(cfg):
             _place(cfg, self._sweep, run_dir)
-            launch_checks.check_options(cfg)
-            if launch_checks.starts_ranks(cfg):
+            torchrun.check_options(cfg)
+            if torchrun.starts_ranks(cfg):
                 locks.close()
                 self._start_ranks(cfg, request, continues=continues)
                 return
@@ -171,7 +170,7 @@ def train_rank(job: Mapping[str, Any], lines: Sequence[str], composer: Composer,
     own = deepcopy(cfg)
     with ExitStack() as locks, hydra_config(cfg):
         _place(cfg, Path(job["sweep"]), run_dir)
-        launch_checks.check_options(cfg)
+        torchrun.check_options(cfg)
         if torchrun.rank() > 0:
             plan = starter.peers.receive_plan(cfg, lambda plan: replace(plan, cfg=own).without_hydra(job["typed"]))
         else:

@@ -15,7 +15,7 @@ from hydraloop.commands.train import check_command
 from hydraloop.config import arguments
 from hydraloop.config.compose import Composer, opened
 from hydraloop.errors import UserError
-from hydraloop.launch import checks as launch_checks
+from hydraloop.launch import torchrun
 from tests.config.composed import REPOSITORY
 from tests.marks import slow
 
@@ -203,7 +203,7 @@ NEW_ENTRIES: dict[str, tuple[str, str]] = {
 def mistake(line: str, composer: Composer) -> UserError:
     """Return the error that a command line raises."""
     with pytest.raises(UserError) as caught:
-        launch_checks.check_options(check_command(arguments.read(line.split()), composer).cfg)
+        torchrun.check_options(check_command(arguments.read(line.split()), composer).cfg)
     return caught.value
 
 
