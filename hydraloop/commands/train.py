@@ -24,6 +24,7 @@ from hydraloop.config.checks import Draft
 from hydraloop.config.compose import Composer, opened
 from hydraloop.config.dry_run import show_config, show_plan
 from hydraloop.config.help import show_help
+from hydraloop.config.messages import unknown_flag
 from hydraloop.errors import UserError
 from hydraloop.files import environment
 from hydraloop.files.config_yaml import remember_config
@@ -138,6 +139,8 @@ def check_command(args: argparse.Namespace, composer: Composer) -> Draft:
     Raises:
         UserError: a mistake in the overrides or in the config files.
     """
+    if args.unknown:
+        raise unknown_flag(args.unknown[0], args, composer)
     typed = arguments.typed(args.overrides)
     if checks.is_sweep(typed, args, composer):
         from hydraloop.sweeps import check_sweep

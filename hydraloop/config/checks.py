@@ -20,7 +20,7 @@ from hydraloop.config.compose import Composer
 from hydraloop.config.hook_checks import check_hooks, slots_of
 from hydraloop.config.hydra_keys import check_composed
 from hydraloop.config.key_checks import check_interpolations, check_keys
-from hydraloop.config.messages import COMPOSING_ERRORS, check_added, check_defaults, explain, unknown_flag
+from hydraloop.config.messages import COMPOSING_ERRORS, check_added, check_defaults, explain
 from hydraloop.config.value_checks import check_data, check_targets, check_values
 from hydraloop.engine.call_table import check_order, not_applied
 from hydraloop.errors import UserError
@@ -50,10 +50,8 @@ def is_sweep(typed: arguments.Typed, args: argparse.Namespace, composer: Compose
     """Return whether a command line is that of a sweep, by a flag or by `hydra.mode`.
 
     Raises:
-        UserError: a flag that does not exist, or an option that a group does not have.
+        UserError: an option that a group does not have.
     """
-    if args.unknown:
-        raise unknown_flag(args.unknown[0], args, composer)
     _check_groups(typed.parsed, composer)
     return args.multirun or _mode_is_multirun(typed, composer)
 

@@ -21,7 +21,7 @@ from hydraloop.engine.model_preparation import (
 )
 from hydraloop.engine.task_steps import check_sharding
 from hydraloop.errors import UserError
-from hydraloop.safety.instantiate import instantiate
+from hydraloop.safety.instantiate import instantiate, locate
 from hydraloop.schemas.task import no_model
 from hydraloop.tasks.task import Task
 
@@ -33,6 +33,14 @@ def build_task(cfg: DictConfig, given: nn.Module | None = None) -> Task:
         UserError: the task, its model, loss or metrics; names the key.
     """
     target = cfg.task.get("_target_") if isinstance(cfg.task, DictConfig) else None
+    if isinstance(target, str) and given is None:
+        found = locate(target, "task")
+        if isinstance(found, type) and issubclass(found, nn.Module) and not issubclass(found, Task):
+            raise UserError(
+                f"{found.__name__} is a model, not a task",
+                key="task._target_",
+                remedy=f"Use it in a task: '~model' +task.model._target_={target}. Or inherit from hydraloop.Task.",
+            )
     if given is None and target is not None and OmegaConf.is_missing(cfg.task, "model"):
         raise no_model()
     task: object = instantiate(cfg.task, "task") if given is None else given
@@ -42,7 +50,7 @@ def build_task(cfg: DictConfig, given: nn.Module | None = None) -> Task:
         raise UserError(
             f"{type(task).__name__} is not a task",
             key="task" if given else "task._target_",
-            remedy="Inherit from hydraloop.Task. A model of yours is task.model.",
+            remedy="Inherit from hydraloop.Task.",
         )
     _check_parts(task)
     return task

@@ -132,7 +132,7 @@ def test_a_config_file_gives_submitit_no_commands(written: str, tmp_path: Path) 
 
 def test_a_config_file_chooses_harmless_parameters_of_submitit(tmp_path: Path) -> None:
     written = (
-        "cluster: slurm, timeout_min: 5, mem_gb: 1.5, gpus_per_node: 2, nodes: 1, slurm_partition: 'gpu,cpu',"
+        "timeout_min: 5, mem_gb: 1.5, gpus_per_node: 2, nodes: 1, slurm_partition: 'gpu,cpu',"
         " slurm_constraint: '[a*2&b]|c', slurm_time: '1-02:00', slurm_account: me@lab, slurm_exclusive: true,"
         " slurm_qos: null, slurm_gres: 'gpu:a100=1'"
     )
