@@ -98,9 +98,7 @@ def plan_run(draft: Draft, locks: ExitStack, restart: FindResumePoint | None = N
     is_named = key in draft.typed or (cfg.resume == "auto" and is_constant(cfg.hydra.run))
     named = directory if is_named else None
     plan, _ = _choose_and_lock(cfg, named, lambda: directory, locks, key=key, restart=restart)
-    if restart is not None:
-        print(f"restarted in {plan.run_dir}, from {plan.checkpoint or 'the beginning'}")
-    elif cfg.resume == "auto" and plan.checkpoint is None:
+    if restart is None and cfg.resume == "auto" and plan.checkpoint is None:
         print(f"{directory} has no checkpoint: a new run starts there", file=sys.stderr)
     return plan_of_draft(plan, draft)
 
