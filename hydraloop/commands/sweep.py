@@ -28,12 +28,11 @@ from hydraloop.sweeps.executors.executor import Executor
 from hydraloop.sweeps.executors.pool import PoolExecutor
 from hydraloop.sweeps.job import SweepJob
 from hydraloop.sweeps.job_directories import JobDirectories
-from hydraloop.sweeps.job_lines import JobLines, print_end
 from hydraloop.sweeps.job_source import Grid, SearchSource, Source
 from hydraloop.sweeps.job_states import JobState
-from hydraloop.sweeps.live_table import watching
 from hydraloop.sweeps.sweep_description import Description
 from hydraloop.sweeps.sweep_directory import SweepDirectory
+from hydraloop.sweeps.sweep_display import JobLines, print_end, watching
 from hydraloop.tracking.start_sender import SweepSender
 
 

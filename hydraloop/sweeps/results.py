@@ -1,4 +1,4 @@
-"""The results of a sweep, at any time: a row for each job, averages over seeds, and the best job. Imports no torch."""
+"""The results of a sweep, at any time: rows, averages over seeds, the best job; and what only a search has."""
 
 from __future__ import annotations
 
@@ -9,19 +9,91 @@ import math
 import statistics
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from typing import Any
 
 from hydraloop.files import atomic
 from hydraloop.files.config_yaml import plain
 from hydraloop.files.secrets import mask_command
 from hydraloop.schemas.sections import SweepConf
-from hydraloop.sweeps import search_results
-from hydraloop.sweeps.axes import key_of
+from hydraloop.sweeps import search_sampler
+from hydraloop.sweeps.axes import Space, key_of
 from hydraloop.sweeps.executors.slurm_queue import current_states
 from hydraloop.sweeps.job_states import JobState, State
-from hydraloop.sweeps.search_results import SearchResults
+from hydraloop.sweeps.search import Rule, Search
+from hydraloop.sweeps.search_history import History, HistoryReader, Trial
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from hydraloop.tracking.tracker import valid_utf8
+
+FEWEST = 10
+"""Complete trials that are needed to compute the importance of keys. It compares the best tenth with all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A trial of the Pareto front: no other trial is better in one objective, and at least as good in the others."""
+
+    trial: int
+    jobs: tuple[int, ...]
+    """Their numbers."""
+    values: dict[str, float]
+    """By objective. The mean over the jobs."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResults:
+    """What only a search has."""
+
+    repeats: int
+    """Jobs of a trial: trial 2 has the jobs `2 * repeats` to `3 * repeats - 1`."""
+    objectives: dict[str, Rule]
+    """`sweep.objectives`, each with which values are better. Empty: the metric that each job monitors."""
+    values: dict[int, dict[str, float]]
+    """The objectives of each job, by its number. Empty without `sweep.objectives`."""
+    pareto: tuple[Point, ...]
+    """With several objectives: the best by the first objective at first."""
+    importance: dict[str, float] | None
+    """The importance of each key by PED-ANOVA: 1 in all. None: fewer than FEWEST complete trials, equal results, or no
+    Optuna."""
+
+
+def collect_search(directory: SweepDirectory, search: Search) -> SearchResults:
+    """Return what a search has found."""
+    history, objectives = HistoryReader(directory, search).read(), dict(search.objectives)
+    full = [one for one in history.trials if one.state == "complete"]
+    found = [pair for one in history.trials for pair in one.results.items()]
+    return SearchResults(
+        repeats=search.repeats,
+        objectives=objectives,
+        values={job: dict(zip(objectives, values, strict=True)) for job, values in found} if objectives else {},
+        pareto=_pareto(full, history) if len(objectives) > 1 else (),
+        importance=_importance(search.space, history, full),
+    )
+
+
+def _pareto(full: Iterable[Trial], history: History) -> tuple[Point, ...]:
+    """Return the trials that no other one dominates."""
+    signs = [-1 if rule == "greater" else 1 for rule in history.rules]
+    front: list[tuple[list[float], Trial]] = []
+    costs = (([sign * value for sign, value in zip(signs, one.values or (), strict=True)], one) for one in full)
+    for cost, trial in sorted(costs, key=lambda pair: (pair[0], pair[1].number)):
+        # Only an earlier trial of this order can be at least as good in all objectives.
+        if not any(other != cost and all(map(float.__le__, other, cost)) for other, _ in front):
+            front.append((cost, trial))
+    return tuple(
+        Point(one.number, tuple(one.results), dict(zip(history.metrics, one.values or (), strict=True)))
+        for _, one in front
+    )
+
+
+def _importance(space: Space, history: History, full: list[Trial]) -> dict[str, float] | None:
+    """Return the importance of each key, the most important first; None if it cannot be computed."""
+    if len(full) < FEWEST or len({one.values for one in full}) == 1 or find_spec("optuna") is None:
+        return None
+    importance, study = search_sampler.imported().importance, search_sampler.study(space, history, full)
+    found = importance.get_param_importances(study, evaluator=importance.PedAnovaImportanceEvaluator())
+    return {str(key): float(share) for key, share in found.items()}
+
 
 CSV, JSON = "results.csv", "results.json"
 _FIELDS = ("status", "metric", "value", "step", "checkpoint", "seconds", "error")
@@ -101,7 +173,7 @@ class Results:
 def collect(directory: SweepDirectory) -> Results:
     """Read the states of all jobs, without those that a search has not asked for. 10,000 take a second, trials 5 s."""
     states, jobs = current_states(directory), directory.description.jobs
-    search = None if jobs.search is None else search_results.collect(directory, jobs.search)
+    search = None if jobs.search is None else collect_search(directory, jobs.search)
     metric, rule, values = _compared(states, search)
     rows = sorted((_row(directory, state, search) for state in states), key=lambda row: _order(row, values, rule))
     average = directory.description.averaged

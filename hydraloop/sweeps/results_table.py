@@ -10,8 +10,7 @@ from hydraloop.errors import printable
 from hydraloop.files.environment import shown
 from hydraloop.files.terminal import brief, duration, number
 from hydraloop.sweeps import results
-from hydraloop.sweeps.results import Group, Results
-from hydraloop.sweeps.search_results import SearchResults
+from hydraloop.sweeps.results import Group, Results, SearchResults
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from hydraloop.tracking.run_description import short_keys
 

@@ -8,8 +8,8 @@ import signal
 import pytest
 
 from hydraloop.sweeps.executors.executor import Request
-from hydraloop.sweeps.job_lines import print_end
 from hydraloop.sweeps.sweep_directory import SweepDirectory
+from hydraloop.sweeps.sweep_display import print_end
 from tests.sweeps.test_controller import Make, Played, directory, fail, finish, make, write
 
 __all__ = ["directory", "make"]  # fixtures

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from hydraloop.sweeps import live_table
-from hydraloop.sweeps.job_lines import JobLines
+from hydraloop.sweeps import sweep_display
 from hydraloop.sweeps.sweep_directory import SweepDirectory
+from hydraloop.sweeps.sweep_display import JobLines
 from tests.sweeps.written import finished, sweep, write
 
 
@@ -33,7 +33,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     console = Console(
         file=written, force_terminal=True, width=100, height=10, markup=False, emoji=False, highlight=False
     )
-    monkeypatch.setattr(live_table, "new_console", lambda: console)
+    monkeypatch.setattr(sweep_display, "new_console", lambda: console)
     monkeypatch.setenv("TERM", "xterm")
     return written
 
@@ -52,8 +52,8 @@ def test_the_table_has_the_running_jobs_and_the_state_of_the_sweep(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(live_table, "_PERIOD", 0.0)
-    with live_table.watching(JobLines(directory)) as watcher:
+    monkeypatch.setattr(sweep_display, "_PERIOD", 0.0)
+    with sweep_display.watching(JobLines(directory)) as watcher:
         watcher.update()
         text = shown(terminal)
         assert "12   [red]" in text
@@ -75,7 +75,7 @@ def test_the_table_has_the_running_jobs_and_the_state_of_the_sweep(
 
 def test_many_jobs_do_not_fill_the_screen(directory: SweepDirectory, terminal: io.StringIO) -> None:
     write(directory, {n: {"state": "running", "began": time.time()} for n in range(2, 30)})
-    with live_table.watching(JobLines(directory)) as watcher:
+    with sweep_display.watching(JobLines(directory)) as watcher:
         shown(terminal)
         watcher.update()
         text = shown(terminal)
@@ -88,7 +88,7 @@ def test_without_a_terminal_a_line_tells_each_start_and_end(
 ) -> None:
     caplog.set_level("INFO")
     write(directory, {20: {"state": "queued"}})
-    with live_table.watching(JobLines(directory)) as watcher:
+    with sweep_display.watching(JobLines(directory)) as watcher:
         watcher.started(directory.state(2))
         write(directory, {2: finished(0.75, seconds=58.0)})
         watcher.ended(directory.state(2))
@@ -103,8 +103,8 @@ def test_a_terminal_that_was_closed_is_not_an_error(directory: SweepDirectory, m
     monkeypatch.setenv("TERM", "xterm")
     with os.fdopen(terminal, "w") as file:
         console, before = Console(file=file, width=100, height=10), sys.stdout
-        monkeypatch.setattr(live_table, "new_console", lambda: console)
-        with live_table.watching(JobLines(directory)) as watcher:
+        monkeypatch.setattr(sweep_display, "new_console", lambda: console)
+        with sweep_display.watching(JobLines(directory)) as watcher:
             os.read(controller, 10)
             os.close(controller)
             watcher.update()
