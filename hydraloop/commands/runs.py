@@ -26,7 +26,7 @@ from hydraloop.files.result import PAUSE, Objective, Result
 from hydraloop.files.run_directory import OUTPUTS, RECORDS, config_file, typed_overrides
 from hydraloop.files.secrets import mask_overrides
 from hydraloop.files.terminal import brief, duration, number, print_json
-from hydraloop.sweeps import sweep_description
+from hydraloop.sweeps import sweep_directory
 from hydraloop.sweeps.executors.slurm_queue import current_states
 from hydraloop.sweeps.job_states import JobState
 from hydraloop.sweeps.sweep_directory import SweepDirectory
@@ -134,7 +134,7 @@ def _find(folder: Path) -> Iterator[_Run]:
     below: dict[str, bool] = {}
     with suppress(OSError), os.scandir(folder) as entries:
         below = {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}
-    if sweep_description.FILENAME in below:
+    if sweep_directory.FILENAME in below:
         with suppress(UserError, TypeError):  # it is damaged: what is below is found as in any folder
             started = [state for state in current_states(SweepDirectory.load(folder)) if state.state != "queued"]
             yield from [_job(folder, state) for state in started]

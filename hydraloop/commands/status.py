@@ -19,7 +19,7 @@ from hydraloop.files.environment import of_project, shown
 from hydraloop.files.run_directory import checkpoint_folders, holds_run
 from hydraloop.files.terminal import print_json
 from hydraloop.launch.detach import CONTROLLER_LOG, RUN_LOG
-from hydraloop.sweeps import job_states, sweep_description
+from hydraloop.sweeps import job_states, sweep_directory
 from hydraloop.sweeps.executors import slurm_queue
 from hydraloop.sweeps.executors.slurm_queue import current_states
 from hydraloop.sweeps.job_states import JobState
@@ -69,7 +69,7 @@ def sweep_in(path: Path) -> SweepDirectory | None:
     Raises:
         UserError: it holds neither.
     """
-    if (path / sweep_description.FILENAME).exists():
+    if (path / sweep_directory.FILENAME).exists():
         return SweepDirectory.load(path)
     if not holds_run(path) and not slurm_queue.has_jobs(path):
         remedy = missing_path(path, "Name one: ls -d multirun/*/* outputs/*/*")

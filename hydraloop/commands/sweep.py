@@ -30,8 +30,7 @@ from hydraloop.sweeps.job import SweepJob
 from hydraloop.sweeps.job_directories import JobDirectories
 from hydraloop.sweeps.job_source import Grid, SearchSource, Source
 from hydraloop.sweeps.job_states import JobState
-from hydraloop.sweeps.sweep_description import Description
-from hydraloop.sweeps.sweep_directory import SweepDirectory
+from hydraloop.sweeps.sweep_directory import Description, SweepDirectory
 from hydraloop.sweeps.sweep_display import JobLines, print_end, watching
 from hydraloop.tracking.start_sender import SweepSender
 

@@ -26,7 +26,7 @@ from hydraloop.sweeps.axes import Axis, Lines, Space, first_jobs
 from hydraloop.sweeps.compose_jobs import GridComposer
 from hydraloop.sweeps.overrides_to_axes import select
 from hydraloop.sweeps.search import search_of, with_conditions
-from hydraloop.sweeps.sweep_description import Jobs
+from hydraloop.sweeps.sweep_directory import Jobs
 
 MOST = 100
 """Values of an axis that are checked, the first ones, which takes about 35 ms each."""

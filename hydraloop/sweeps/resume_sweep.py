@@ -15,11 +15,10 @@ from hydraloop.files.changes import differences
 from hydraloop.files.result import PAUSE
 from hydraloop.files.run_directory import check_links
 from hydraloop.launch.plan import is_constant
-from hydraloop.sweeps import job_states, sweep_description
+from hydraloop.sweeps import job_states, sweep_directory
 from hydraloop.sweeps.axes import Lines
 from hydraloop.sweeps.check_sweep import SweepDraft
-from hydraloop.sweeps.sweep_description import FILENAME, Description, Jobs
-from hydraloop.sweeps.sweep_directory import SweepDirectory
+from hydraloop.sweeps.sweep_directory import FILENAME, Description, Jobs, SweepDirectory
 
 MULTIRUN = Path("multirun")
 """Sweeps, as `multirun/<date>/<time>-<id>`."""
@@ -71,7 +70,7 @@ def _resume(path: Path, description: Description, draft: SweepDraft) -> _Opened:
     try:
         for part in (*path.glob(".*.[0-9]*.part"), *path.glob(f"*/.{job_states.FILENAME}.*.part")):
             part.unlink()  # of a killed controller
-        directory.description = old = sweep_description.read(path, key=_KEY)
+        directory.description = old = sweep_directory.read_description(path, key=_KEY)
         new, named = _joined(directory, description, draft)
         if (new.jobs.masked(), new.average, new.configs) != (old.jobs, old.average, old.configs):
             directory.widen(new)

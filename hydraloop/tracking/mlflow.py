@@ -17,7 +17,7 @@ from hydraloop.files.result import FILENAME as RESULT_FILE
 from hydraloop.files.secrets import masked
 from hydraloop.tracking import mlflow_runs
 from hydraloop.tracking.follower import causes, reason
-from hydraloop.tracking.mlflow_files import Files
+from hydraloop.tracking.mlflow_runs import Files
 from hydraloop.tracking.tracker import (
     Attempt,
     BusyError,

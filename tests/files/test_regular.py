@@ -14,7 +14,7 @@ from hydraloop.engine.checkpoint import format as checkpoint_format
 from hydraloop.errors import UserError
 from hydraloop.files import atomic, checkpoint_files, config_yaml, lock, record_log, record_writer, run_directory
 from hydraloop.files.result import Result, digest
-from hydraloop.sweeps import job_states, sweep_description
+from hydraloop.sweeps import job_states, sweep_directory
 from hydraloop.tracking.cursor import Cursor
 
 DEEP = "[" * 200_000 + "]" * 200_000
@@ -22,7 +22,7 @@ READERS: dict[str, tuple[str, Callable[[Path], Any], Any]] = {
     "result": ("result.json", Result.read, None),
     "its digest": ("result.json", digest, None),
     "state of a job": (job_states.FILENAME, job_states.read, None),
-    "sweep": (sweep_description.FILENAME, sweep_description.read, UserError),
+    "sweep": (sweep_directory.FILENAME, sweep_directory.read_description, UserError),
     "holder of a lock": (".lock.json", lock._hint, lock.Holder()),
     "last checkpoint": ("last_checkpoint", checkpoint_files.candidates, []),
     "overrides": (".hydra/overrides.yaml", run_directory.typed_overrides, []),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from hydraloop.sweeps.axes import Axis, first_jobs
-from hydraloop.sweeps.sweep_description import Jobs
+from hydraloop.sweeps.sweep_directory import Jobs
 
 
 def axis(key: str, *values: str) -> Axis:

@@ -14,8 +14,7 @@ from hydraloop.errors import UserError
 from hydraloop.files.result import Objective, Result
 from hydraloop.sweeps import job_states
 from hydraloop.sweeps.job_states import JobState
-from hydraloop.sweeps.sweep_description import FILENAME, Description, Jobs
-from hydraloop.sweeps.sweep_directory import SweepDirectory
+from hydraloop.sweeps.sweep_directory import FILENAME, Description, Jobs, SweepDirectory
 
 GRID = Jobs(
     tuple((f"optimizer.lr={lr}", f"seed={seed}") for lr in ("1e-3", "1e-2") for seed in range(3)),

@@ -17,8 +17,7 @@ from hydraloop.errors import UserError
 from hydraloop.files import lock
 from hydraloop.sweeps import check_sweep, resume_sweep
 from hydraloop.sweeps.job_states import JobState
-from hydraloop.sweeps.sweep_description import FILENAME, Description
-from hydraloop.sweeps.sweep_directory import SweepDirectory
+from hydraloop.sweeps.sweep_directory import FILENAME, Description, SweepDirectory
 from tests.e2e.projects import REPOSITORY
 
 LINES = ["hooks=[]", "optimizer.lr=1e-3,1e-2", "seed=0,1"]

@@ -9,8 +9,7 @@ from typing import Any
 from hydraloop.sweeps import job_states
 from hydraloop.sweeps.axes import Axis
 from hydraloop.sweeps.job_states import JobState
-from hydraloop.sweeps.sweep_description import Description, Jobs
-from hydraloop.sweeps.sweep_directory import SweepDirectory
+from hydraloop.sweeps.sweep_directory import Description, Jobs, SweepDirectory
 
 
 def sweep(

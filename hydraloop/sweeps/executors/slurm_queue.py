@@ -13,8 +13,7 @@ from hydraloop.files.atomic import read_json
 from hydraloop.launch import slurm
 from hydraloop.sweeps import job_states
 from hydraloop.sweeps.job_states import JobState
-from hydraloop.sweeps.sweep_description import FILENAME
-from hydraloop.sweeps.sweep_directory import SweepDirectory
+from hydraloop.sweeps.sweep_directory import FILENAME, SweepDirectory
 
 FOLDER = ".submitit"
 """In the directory: scripts and logs of submitit, and exit codes."""

@@ -30,8 +30,7 @@ from hydraloop.sweeps.axes import Axis
 from hydraloop.sweeps.compose_jobs import GridComposer
 from hydraloop.sweeps.executors.executor import Request
 from hydraloop.sweeps.job import SweepJob
-from hydraloop.sweeps.sweep_description import Description, Jobs
-from hydraloop.sweeps.sweep_directory import SweepDirectory
+from hydraloop.sweeps.sweep_directory import Description, Jobs, SweepDirectory
 
 
 def kill(*arguments: Any, **options: Any) -> NoReturn:

@@ -23,8 +23,7 @@ from hydraloop.sweeps.job_source import SearchSource
 from hydraloop.sweeps.overrides_to_axes import select
 from hydraloop.sweeps.search import Rule
 from hydraloop.sweeps.search_history import History, HistoryReader, Trial
-from hydraloop.sweeps.sweep_description import Jobs
-from hydraloop.sweeps.sweep_directory import SweepDirectory
+from hydraloop.sweeps.sweep_directory import Jobs, SweepDirectory
 from tests.sweeps.test_controller import NO_GRID, Played, Seen
 from tests.sweeps.test_directory import DESCRIPTION
 

@@ -16,8 +16,7 @@ from hydraloop.errors import UserError
 from hydraloop.sweeps import job_states, search_sampler
 from hydraloop.sweeps.search import Rule
 from hydraloop.sweeps.search_history import History, Trial
-from hydraloop.sweeps.sweep_description import Jobs
-from hydraloop.sweeps.sweep_directory import SweepDirectory
+from hydraloop.sweeps.sweep_directory import Jobs, SweepDirectory
 from tests.sweeps.search.played import LR, KilledError, Search
 
 ASHA = {"promote": "asha", "trials": 30}
