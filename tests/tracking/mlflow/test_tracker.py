@@ -91,17 +91,6 @@ def test_parameters_are_those_that_distinguish_runs(folder: Path) -> None:
     assert found(tracker).data.params == {**expected, "default_hooks.logger.interval": "10"}
 
 
-def test_a_test_on_an_earlier_checkpoint_is_the_final_value(folder: Path) -> None:
-    tracker = opened(run_in(folder / "run"))
-    records = [Record(n, "test", 1, step, BEGAN, {"accuracy": step / 100}, {}) for n, step in enumerate((100, 50))]
-    logged(tracker.run.run_dir, records)
-    tracker.send(records)
-    for _ in range(2):
-        tracker.finish(Finish("finished"))
-    assert found(tracker).data.metrics == {"test/accuracy": 0.5}
-    assert points(tracker, "test/accuracy") == [(50, 0.5), (100, 0.5), (100, 1.0)]
-
-
 def test_what_is_sent_again_is_there_once(folder: Path) -> None:
     tracker = opened(run_in(folder / "run"))
     values = {"loss": math.nan, "up": math.inf, "down": -math.inf, "fine": 0.1 + 0.2}
