@@ -65,14 +65,14 @@ def initialise(model: nn.Module, path: Path, rules: Rules, ranks: Distributed = 
     Raises:
         UserError: no entry has a name of the model, one that does has another shape, or a rule concerns no entry.
     """
-    own, tied = model.state_dict(), _tied(model)
+    own = model.state_dict()
+    tied = _tied(model)
     loaded = load(path, key="init.checkpoint", ranks=ranks, whole=True)
     state = evaluation_weights(_weights(loaded, own.keys(), path, "init.checkpoint"))
     if rules.prefix is not None:
         prefix = rules.prefix if rules.prefix.endswith(".") else f"{rules.prefix}."
         state = _of_part(state, prefix, own.keys(), path)
-    added = _for_tied(state, tied)
-    state |= added
+    state |= _for_tied(state, tied)
     excluded = {
         twin for name in matching(rules.exclude, state.keys(), "init.exclude") for twin in tied.get(name, [name])
     }
@@ -100,12 +100,11 @@ def initialise(model: nn.Module, path: Path, rules: Rules, ranks: Distributed = 
         )
     model.load_state_dict(taken, strict=False)
     rows = {
-        "taken": taken.keys() - added.keys(),
-        "taken for a tied one": taken.keys() & added.keys(),
+        "taken": taken,
         "other shape": other_shape.values(),
         "excluded": excluded,
         "missing in the file": own.keys() - state.keys(),
-        "left over in the file": state.keys() - own.keys() - excluded,
+        "not in the model": state.keys() - own.keys() - excluded,
     }
     log.info("%d of %d entries of the model taken from %s%s", len(taken), len(own), path, _table(rows))
 

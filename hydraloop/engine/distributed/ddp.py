@@ -1,53 +1,13 @@
-"""DDP: wraps the task in `DistributedDataParallel`."""
+"""Collectives over many tensors at once, in buckets, and a gather through which gradients flow."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-
-
-def wrap_in_ddp(
-    task: nn.Module,
-    *,
-    bucket_cap_mb: float | None,
-    find_unused_parameters: bool,
-    sync: bool = True,
-) -> nn.Module:
-    """Return the task in DDP.
-
-    Args:
-        sync: whether all ranks get rank 0's parameters and buffers.
-    """
-    ddp: Any = nn.parallel.DistributedDataParallel
-    if sync:  # before torch 2.13, DDP does this only together with doing it in every forward
-        broadcast(task.buffers())
-    # `before_evaluation` makes them equal again. torch 2.13 has renamed the option.
-    new = "forward_sync_buffers" in inspect.signature(ddp).parameters
-    wrapped: nn.Module = ddp(
-        task,
-        **{"forward_sync_buffers" if new else "broadcast_buffers": False},
-        init_sync=sync,
-        bucket_cap_mb=bucket_cap_mb,
-        find_unused_parameters=find_unused_parameters,
-        gradient_as_bucket_view=True,  # saves a copy of all gradients
-    )
-    return wrapped
-
-
-def average(parameters: Iterable[nn.Parameter]) -> None:
-    """Replace gradients by their means over the ranks; one without a gradient counts as zeros. No host sync."""
-    gradients = []
-    for parameter in parameters:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        gradients.append(parameter.grad)
-    in_buckets(gradients, lambda flat: dist.all_reduce(flat.div_(dist.get_world_size())))
-
+from torch import Tensor
 
 LIMIT = 250 * 2**20
 """Bytes of a bucket: 250 MiB, as when DDP starts. More would need more memory, and save no time."""

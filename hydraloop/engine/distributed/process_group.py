@@ -7,6 +7,7 @@ group (gloo) exchanges plain values and the requests of hooks, which need not wa
 from __future__ import annotations
 
 import gc
+import inspect
 import json
 import os
 import socket
@@ -21,7 +22,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from hydraloop.engine.distributed.comm import Distributed, Pending
-from hydraloop.engine.distributed.ddp import average, broadcast, gathered, wrap_in_ddp
+from hydraloop.engine.distributed.ddp import broadcast, gathered, in_buckets
 from hydraloop.engine.distributed.fsdp import hosts_mesh, reshard, shard
 from hydraloop.errors import PeerError, UserError
 from hydraloop.files.result import describe
@@ -134,14 +135,21 @@ class ProcessGroup(Distributed):
         if self.sharded:
             return task
         options = self._options
-        if not is_first:  # DDP is in a reference cycle: free the old one and its buckets before the new one is made
+        ddp: Any = nn.parallel.DistributedDataParallel
+        if is_first:  # before torch 2.13, DDP does this only together with doing it in every forward
+            broadcast(task.buffers())
+        else:  # DDP is in a reference cycle: free the old one and its buckets before the new one is made
             self._ddp = None
             gc.collect()
-        self._ddp = wrap_in_ddp(
+        # `before_evaluation` makes buffers equal again. torch 2.13 has renamed the option.
+        is_renamed = "forward_sync_buffers" in inspect.signature(ddp).parameters
+        self._ddp = ddp(
             task,
+            **{"forward_sync_buffers" if is_renamed else "broadcast_buffers": False},
+            init_sync=is_first,
             bucket_cap_mb=options.bucket_cap_mb,
             find_unused_parameters=options.find_unused_parameters,
-            sync=is_first,
+            gradient_as_bucket_view=True,  # saves a copy of all gradients
         )
         return cast(nn.Module, self._ddp)
 
@@ -150,8 +158,10 @@ class ProcessGroup(Distributed):
         broadcast((*task.parameters(), *task.buffers()))
 
     def average(self, parameters: Mapping[str, nn.Parameter], step: str) -> None:
-        """One all-reduce for each 250 MiB of a type. With `find_unused_parameters`, also an exchange among the hosts:
-        which gradients any rank has."""
+        """One all-reduce for each 250 MiB of a type; a parameter without a gradient counts as zeros.
+
+        With `find_unused_parameters`, the hosts also exchange which gradients any rank has.
+        """
         if self._alone:
             return
         unused = [name for name, parameter in parameters.items() if parameter.grad is None]
@@ -164,7 +174,12 @@ class ProcessGroup(Distributed):
                 key="distributed.find_unused_parameters",
                 remedy="Set it to true if other batches use them; freeze them ('hooks=[freeze]') if none does.",
             )
-        average(parameters.values())
+        gradients = []
+        for parameter in parameters.values():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            gradients.append(parameter.grad)
+        in_buckets(gradients, lambda flat: dist.all_reduce(flat.div_(self.world_size)))
 
     def sync_gradients(self, on: bool) -> None:
         """Set whether the next backward averages the gradients; off is like torch's `no_sync`."""

@@ -173,7 +173,7 @@ def test_the_table_lists_every_entry_once(tmp_path: Path, caplog: pytest.LogCapt
         "  other shape               2  head.bias: (10,) in the file and (1,) in the model, "
         "head.weight: (10, 2) in the file and (1, 2) in the model\n"
         "  missing in the file       1  backbone.bias\n"
-        "  left over in the file     1  neck.scale"
+        "  not in the model          1  neck.scale"
     ]
 
 
@@ -210,7 +210,7 @@ def test_a_tied_entry_that_the_file_has_under_another_name_is_not_missing(
     initialise(model, path)
     assert all((value == 1).all() for value in model.state_dict().values())
     assert "5 of 5 entries of the model taken" in caplog.messages[0]
-    assert caplog.messages[0].splitlines()[2:] == [f"  taken for a tied one      1  {absent}"]
+    assert len(caplog.messages[0].splitlines()) == 2, "all are taken"
     task = tiny_task()
     task.model = _Tied()
     make_engine(tmp_path, task=task, load_from=path)
