@@ -19,8 +19,8 @@ from torch import Tensor
 from hydraloop.engine.checkpoint import shards
 from hydraloop.engine.checkpoint.format import Checkpoint, check_loadable, write
 from hydraloop.engine.checkpoint.shards import with_replaced
+from hydraloop.engine.distributed.buckets import buckets
 from hydraloop.engine.distributed.comm import Distributed, same_device
-from hydraloop.engine.distributed.ddp import buckets
 from hydraloop.engine.loss_check import not_finite
 from hydraloop.errors import PeerError
 from hydraloop.files import atomic

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
+from hydraloop.engine.distributed.buckets import broadcast, gathered, in_buckets
 from hydraloop.engine.distributed.comm import Distributed, Pending
-from hydraloop.engine.distributed.ddp import broadcast, gathered, in_buckets
 from hydraloop.engine.distributed.fsdp import hosts_mesh, reshard, shard
 from hydraloop.errors import PeerError, UserError
 from hydraloop.files.result import describe

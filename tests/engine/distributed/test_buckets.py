@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hydraloop.engine.distributed import ddp
+from hydraloop.engine.distributed import buckets
 from hydraloop.engine.distributed.process_group import ProcessGroup
 from tests.ranks import on_ranks
 
@@ -29,7 +29,7 @@ def all_kinds(seed: int) -> nn.Module:
 
 def made_equal(distributed: ProcessGroup, limit: int) -> list[Any]:
     """The number of broadcasts of a start and of an evaluation, then all values."""
-    ddp.LIMIT, before = limit, ddp.LIMIT
+    buckets.LIMIT, before = limit, buckets.LIMIT
     try:
         module = all_kinds(distributed.rank)
         strides = [tensor.stride() for tensor in module.parameters()]
@@ -40,7 +40,7 @@ def made_equal(distributed: ProcessGroup, limit: int) -> list[Any]:
         counts.append(_so_far())
         assert strides == [tensor.stride() for tensor in module.parameters()]
     finally:
-        ddp.LIMIT = before
+        buckets.LIMIT = before
     return [counts[1] - counts[0], counts[2] - counts[1], values_of(module)]
 
 
