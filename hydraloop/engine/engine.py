@@ -197,7 +197,9 @@ class Engine:
         calls = self.calls
         batches = self.batches
         progress = self.progress
+        requests = self.requests
         stepper = self.stepper
+        validates_in_epoch = not self.settings.val_by_epoch
         for window in batches.windows():  # the batches of one optimizer step
             for batch_idx in window:
                 batch = batches.fetch(batch_idx)  # on the device
@@ -208,13 +210,13 @@ class Engine:
 
             # Between two windows, act on requests and validate. At the end of an epoch, its hooks come first.
             if progress.batch_in_epoch < progress.epoch_length:
-                self.requests.act_in_epoch()
-                if not self.settings.val_by_epoch:
+                requests.act_in_epoch()
+                if validates_in_epoch:
                     self.evaluator.validate_if_scheduled()
-                if self.requests.stopping:
+                if requests.stopping:
                     break
         batches.end_epoch()
-        self.requests.check_clock()
+        requests.check_clock()
         progress.complete_epoch()
 
     def validate(self) -> dict[str, float]:

@@ -144,3 +144,10 @@ def check_task(task: Any) -> None:
             remedy="Use it as the model of a task, such as hydraloop.tasks.Classification(model, loss, metrics), or "
             "inherit from hydraloop.Task.",
         )
+    steps = getattr(task, "steps", ())
+    if not isinstance(steps, tuple):
+        raise UserError(
+            f"{type(task).__name__}.steps is {steps!r}, not a tuple with the names of steps",
+            key="task",
+            remedy='Write: steps = ("discriminator", "generator"), or give another name to this attribute.',
+        )

@@ -138,7 +138,10 @@ class Stepper:
         else:
             stepped = self._precision.step(self.optimizer)  # fp16 skips the step if a gradient has overflowed
 
-        self.optimizer.zero_grad()
+        # Optimizer.zero_grad also calls the profiler, which takes 4 % of an iteration of a small model.
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
         self._loss_check.close_window(stepped=stepped)
         return stepped
 
