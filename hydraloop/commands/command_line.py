@@ -25,7 +25,7 @@ from hydraloop.importing import deferred, in_one_line, uncollected
 from hydraloop.launch import torchrun
 from hydraloop.launch.exit import exit_code
 from hydraloop.launch.termination import terminable
-from hydraloop.safety.allowlist import ALLOWLIST, IN_MAIN, in_script
+from hydraloop.safety.allowlist import ALLOWLIST, IN_MAIN
 
 if TYPE_CHECKING:
     from hydraloop.commands.train import TrainCommand
@@ -56,7 +56,7 @@ def main(
 
 def without_project() -> None:
     """Do what `hydraloop …` asks for, without the code of a project. Only hydraloop and torch are trusted."""
-    ALLOWLIST.advice = in_script(shlex.join(["python", "train.py", *sys.argv[1:]]))
+    ALLOWLIST.advice = IN_MAIN._replace(command=shlex.join(["python", "train.py", *sys.argv[1:]]))
     name = next(iter(sys.argv[1:]), "")
     asks = not {"-h", "--help"}.isdisjoint(sys.argv)
     with in_one_line():
@@ -145,9 +145,8 @@ def _choose(project: Path | None, train: TrainCommand) -> int:
         environment.set_command([*environment.script(), typed.name, str(typed.run)])
         return train.resume(args, argv, typed)
     with uncollected():
-        from hydraloop.commands import on_ranks  # imports torch
-
-    on_ranks.run(typed, argv, train.peers)
+        command = importlib.import_module(f"hydraloop.commands.{found.name}")  # imports torch
+    command.run(typed, argv, train.peers)
     return 0
 
 

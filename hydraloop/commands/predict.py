@@ -6,7 +6,8 @@ A file is `.jsonl` with one line for each sample, or `.npz` with one array for e
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hydraloop.commands.evaluate import FinishedRunCommand, check_output
+from hydraloop.commands.evaluate import FinishedRun, new_file, run_on_ranks
 from hydraloop.commands.parser import OnRun
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.errors import UserError
 from hydraloop.files import atomic
 from hydraloop.files.config_yaml import plain
+from hydraloop.launch.peers import Peers
 
 FORMATS = (".jsonl", ".npz")
 OUTPUT = "output"
@@ -29,29 +31,31 @@ Parts = Iterator[tuple[str, Any]]
 """The name of the data set (empty for a single one), and what `engine.predict` yields."""
 
 
-class Predict(FinishedRunCommand):
-    """Writes the predictions for one split to a file."""
+def run(typed: OnRun, argv: Sequence[str], peers: Peers) -> None:
+    """Write the predictions for one split, and print the path of the file.
 
-    def __init__(self, typed: OnRun) -> None:
-        self._output = Path(typed.own.get("output", "predictions.jsonl"))
-        check_output(self._output)
-        if self._output.suffix not in FORMATS:
-            problem = f"{self._output} is neither JSON lines nor NumPy's format"
-            other = f"{self._output.stem}.jsonl"
-            remedy = f"Use {other} or .npz."
-            raise UserError(problem, key="output", remedy=remedy)
-        super().__init__(typed)
+    Raises:
+        UserError: the file exists, or has an unknown format.
+        BaseException: as of `run_on_ranks`.
+    """
+    output = new_file(typed, "predictions.jsonl")
+    if output.suffix not in FORMATS:
+        remedy = f"Use {output.stem}.jsonl or .npz."
+        raise UserError(f"{output} is neither JSON lines nor NumPy's format", key="output", remedy=remedy)
+    run_on_ranks(typed, partial(predict, output), argv, peers)
 
-    def run(self, ranks: Distributed) -> str:
-        """Write the file on rank 0. Returns its path."""
-        engine = self.engine(ranks, self.split)
-        parts = ((name, part) for name, loader in self.data(engine).items() for part in engine.predict(loader))
-        if ranks.is_main:
-            write(self._output, parts)
-        else:
-            for _ in parts:  # takes part in collectives
-                pass
-        return str(self._output)
+
+def predict(output: Path, finished: FinishedRun, ranks: Distributed) -> str:
+    """Predict on all ranks, and write the file on rank 0. Returns its path."""
+    engine = finished.engine(ranks, finished.split)
+    loaders = finished.data(engine)
+    parts = ((name, part) for name, loader in loaders.items() for part in engine.predict(loader))
+    if ranks.is_main:
+        write(output, parts)
+    else:
+        for _ in parts:  # takes part in collectives
+            pass
+    return str(output)
 
 
 def write(path: Path, parts: Parts) -> None:
@@ -86,13 +90,10 @@ def _rows(parts: Parts) -> Iterator[dict[str, Any]]:
         columns = {
             name: value.tolist() if isinstance(value, Tensor) else value for name, value in _columns(part).items()
         }
-        if taken := columns.keys() & {"index", "data_set" if data_set else "index"}:
-            remedy = "Give it another name in the task, or use output=predictions.npz."
-            raise UserError(f"predict returns an entry {taken.pop()!r}, as each line has", key="task", remedy=remedy)
         for sample in zip(*columns.values(), strict=True):
             counts[data_set] = index = counts.get(data_set, -1) + 1
             where = {"data_set": data_set} if data_set else {}
-            yield {**where, "index": index, **dict(zip(columns, sample, strict=True))}
+            yield dict(**where, index=index, **dict(zip(columns, sample, strict=True)))  # refuses an output `index`
 
 
 def _arrays(parts: Parts) -> dict[str, Any]:
