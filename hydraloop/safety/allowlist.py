@@ -17,7 +17,7 @@ import inspect
 import pkgutil
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -36,38 +36,20 @@ _OURSELVES = "hydraloop"
 class Advice(NamedTuple):
     """How the user of this process can trust a class."""
 
-    how: Callable[[list[str]], str]
-    """Returns a sentence that trusts the given packages, from its verb on."""
+    call: str
+    """The call that takes the trusted packages, up to its argument `trusted`."""
     folder: str
     """The folder whose Python files are trusted."""
     command: str = ""
     """What to type instead, because this process trusts only hydraloop and torch."""
 
 
-def _quoted(names: list[str]) -> str:
-    return ", ".join(f'"{name}"' for name in names)
-
-
 def from_python(function: str) -> Advice:
     """Return the advice for a call of `hydraloop.<function>`."""
-    return Advice(
-        lambda names: f"write: hydraloop.{function}(…, trusted=[{_quoted(names)}]).",
-        f"the folder of the file that calls {function}()",
-    )
+    return Advice(f"write: hydraloop.{function}(…, ", f"the folder of the file that calls {function}()")
 
 
-IN_MAIN = Advice(
-    lambda names: f"write in train.py: hydraloop.main(trusted=[{_quoted(names)}]).", "the folder of train.py"
-)
-
-
-def in_script(command: str) -> Advice:
-    """Return the advice for a command without the script of a project.
-
-    Args:
-        command: the same one with the script.
-    """
-    return IN_MAIN._replace(command=command)
+IN_MAIN = Advice("write in train.py: hydraloop.main(", "the folder of train.py")
 
 
 class Allowlist:
@@ -124,7 +106,8 @@ class Allowlist:
 
     def remedy(self, *packages: str) -> str:
         """Return the call that trusts these packages and those that are trusted now, for messages."""
-        return self._advice.how(sorted({*self._trusted, *packages}))
+        names = ", ".join(f'"{name}"' for name in sorted({*self._trusted, *packages}))
+        return f"{self._advice.call}trusted=[{names}])."
 
     def locate(self, target: str, key: str) -> Any:
         """Return the object that a `_target_` names.
@@ -145,19 +128,12 @@ class Allowlist:
             top_level = target.split(".")[0]
             if self._advice.command and not within(target, (*PACKAGES, _OURSELVES)):
                 problem = f"{target} is not a class of hydraloop or torch, and no project is trusted here"
-                raise UserError(
-                    problem, key=f"{key}._target_", remedy=f"Let the project's script do it: {self._advice.command}"
-                )
+                remedy = f"Let the project's script do it: {self._advice.command}"
+                raise UserError(problem, key=f"{key}._target_", remedy=remedy)
             if top_level not in sys.stdlib_module_names and _file_of(top_level) is None:
                 raise self._no_module(target, key)
             raise self._refused(target, key)
         found, owner = self._find(target, key)
-        if isinstance(found, ModuleType) and self._origin_allowed(found.__name__):
-            raise UserError(
-                f"{target} is a module, not a class or function",
-                key=f"{key}._target_",
-                remedy=f"Name what is in it, {target}.Class.",
-            )
         if target in self._trusted and callable(found):
             return found
         origin = _origin(found)
@@ -227,7 +203,8 @@ class Allowlist:
                 continue
             file = _file_of(path) if isinstance(found, ModuleType) else None
             if file is None:
-                raise _missing(target, f"{'.'.join(parts[:index])} has no {part!r}", _public(found), key, part)
+                problem = f"{target} does not exist: {'.'.join(parts[:index])} has no {part!r}"
+                raise UserError(problem, key=f"{key}._target_", remedy=suggestion(part, _public(found)))
             allowed = target in self._trusted or within(path, (*self._trusted, *PACKAGES))
             if not allowed and not self.is_project_file(file):  # a link or an environment in the project
                 raise self._refused(target, key, f" (it comes from {file})")
@@ -240,20 +217,12 @@ class Allowlist:
         remedy = f"If you trust it, {self.remedy(package)} Classes in {self._advice.folder} are always allowed."
         if not package:
             remedy = f"Name a function of your own that does what you need, in {self._advice.folder}."
-        if self._is_untrusted(target):
-            remedy = "A run directory is never trusted. If you trust this file, copy it to another folder."
         return UserError(f"a config may not instantiate {target}{where}", key=f"{key}._target_", remedy=remedy)
 
     def _no_module(self, target: str, key: str) -> UserError:
         problem = f"{target} does not exist: there is no module {target.split('.')[0]!r}"
         remedy = "Check the spelling, or install the package."
         return UserError(problem, key=f"{key}._target_", remedy=remedy)
-
-    def _is_untrusted(self, target: str) -> bool:
-        """Return whether a module of this name would come from an untrusted folder; imports nothing."""
-        modules = [Path(entry, *target.split(".")[:-1]).resolve() for entry in sys.path]
-        found = [module for module in modules if module.is_dir() or module.with_suffix(".py").is_file()]
-        return any(module.is_relative_to(folder) for module in found for folder in self._untrusted)
 
 
 ALLOWLIST = Allowlist()
@@ -271,9 +240,7 @@ def _package(module: str, target: str) -> str:
 
     Python's own modules have functions that execute what they are given, or write it to any file.
     """
-    package, *rest = module.split(".")
-    if package == "hydra_plugins" and rest:  # a folder that all plugins share
-        return f"{package}.{rest[0]}"
+    package = module.split(".")[0]
     if package in sys.stdlib_module_names:
         return ""
     return target if package in ("torch", _OURSELVES) else package  # they have such functions, too
@@ -306,7 +273,9 @@ def _file_of(name: str) -> str | None:
 
 
 def _origin(found: Any) -> str | None:
-    """Return the module in which an object was defined."""
+    """Return the module in which an object was defined; a module's own name."""
+    if isinstance(found, ModuleType):
+        return found.__name__
     if inspect.ismethod(found):  # a classmethod: Embedding.from_pretrained
         found = found.__self__ if isinstance(found.__self__, type) else type(found.__self__)
     origin = getattr(found, "__module__", None)
@@ -318,9 +287,3 @@ def _public(found: Any) -> list[str]:
     names = [name for name in dir(found) if callable(getattr(found, name, None))]
     modules = [module.name for module in pkgutil.iter_modules(getattr(found, "__path__", []))]
     return [name for name in (*modules, *names) if not name.startswith("_")]
-
-
-def _missing(target: str, problem: str, known: Iterable[str], key: str, part: str) -> UserError:
-    hint = suggestion(part, known)
-    remedy = "Check the spelling." if len(hint) > 200 else hint
-    return UserError(f"{target} does not exist: {problem}", key=f"{key}._target_", remedy=remedy)

@@ -11,27 +11,10 @@ import hydra
 from hydra.utils import instantiate as hydra_instantiate
 from omegaconf import OmegaConf
 
-
-def is_1_3(version: str) -> bool:
-    """Return whether a version of Hydra has the interface of 1.3; a release candidate of 1.4 has that of 1.4."""
-    major, minor = version.split(".")[:2]
-    return (int(major), int(minor)) < (1, 4)
-
-
-IS_1_3 = is_1_3(hydra.__version__)
-
-
+IS_1_3 = hydra.__version__.startswith("1.3.")
+"""Otherwise it is 1.4, also as a release candidate."""
 BASE: dict[str, Any] = {"version_base": "1.3"} if IS_1_3 else {}
 """An argument of every function that starts Hydra; 1.4 has removed it."""
-
-
-def prepared(node: Any) -> Any:
-    """Return a copy of a node for `instantiate`, which may be changed."""
-    node = copy.deepcopy(node)  # keeps the parent, for interpolations
-    OmegaConf.set_readonly(node, False)
-    OmegaConf.set_struct(node, False)
-    node._convert_ = "all"  # with it as an argument, 1.3 is slower, and 1.4 takes the node without our changes
-    return node
 
 
 def instantiate(node: Any, allowed: Sequence[str]) -> Any:
@@ -40,8 +23,10 @@ def instantiate(node: Any, allowed: Sequence[str]) -> Any:
     Args:
         allowed: the targets in `node`, which have passed the allowlist. 1.4 allows no others.
     """
-    if node.get("_convert_") != "all":
-        node = prepared(node)
+    node = copy.deepcopy(node)  # keeps the parent, for interpolations
+    OmegaConf.set_readonly(node, False)
+    OmegaConf.set_struct(node, False)
+    node._convert_ = "all"  # with it as an argument, 1.3 is slower, and 1.4 takes the node without our changes
     return hydra_instantiate(node, **({} if IS_1_3 else {"_execution_whitelist_": list(allowed)}))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 
 from hydraloop.errors import UserError, emptying, suggestion
 from hydraloop.safety import hydra_versions
@@ -96,12 +96,7 @@ def _targets(node: Any, key: str) -> Iterator[tuple[str, DictConfig]]:
         if "_target_" in node:
             yield key, node
         for name in node:
-            try:
-                value = node[name]
-            except MissingMandatoryValue:
-                remedy = f"Give it one: {key}.{name!s}=…"
-                raise UserError("has no value", key=f"{key}.{name!s}", remedy=remedy) from None
-            yield from _targets(value, f"{key}.{name!s}")
+            yield from _targets(node[name], f"{key}.{name!s}")
     elif isinstance(node, ListConfig):
         for index, item in enumerate(node):
             yield from _targets(item, f"{key}[{index}]")
@@ -189,19 +184,16 @@ def _mistake_in(cause: BaseException, node: DictConfig, where: str, key: str) ->
 def refused(node: DictConfig, cause: BaseException, key: str) -> UserError | None:
     """Return the error of a class that refuses its options; None if it may be a bug.
 
-    A `ValueError` is about the options, and so is a `RuntimeError` of torch's classes. A `TypeError` of a project's
-    class is about the options if it names the type of one. The remedy is the options that `cause` names.
+    A `ValueError` is about the options. So are some other errors of the classes of torch and hydraloop. The remedy is
+    the options that `cause` names.
     """
     options = {str(name): value for name, value in node.items() if name not in _SPECIAL}
     words = set(re.findall(r"[\w.+-]+", str(cause)))
     named = [name for name, value in options.items() if words & {name, str(value)}]
     target = str(node._target_)
     ours = target.startswith(("torch.", "torchmetrics.", "hydraloop."))
-    if not ours and isinstance(cause, TypeError):
-        named = named or [name for name, value in options.items() if words & {_type_name(value)}]
-    known = isinstance(cause, ValueError | TypeError | IndexError) if ours else isinstance(cause, ValueError) or named
-    of_torch = target.startswith("torch.") and isinstance(cause, RuntimeError)
-    if not (known or of_torch) or isinstance(cause, OmegaConfBaseException):
+    of_options = (ValueError, TypeError, IndexError, RuntimeError) if ours else ValueError
+    if not isinstance(cause, of_options) or isinstance(cause, OmegaConfBaseException):
         return None
     change = ", ".join(f"{key}.{name}" for name in named or options)
     return UserError(
@@ -214,12 +206,6 @@ def refused(node: DictConfig, cause: BaseException, key: str) -> UserError | Non
 def _not_installed(error: ModuleNotFoundError, key: str) -> UserError:
     problem = f"{str(error).rstrip('.')}{_place(error)}"
     return UserError(problem, key=key, remedy="Check the spelling, or install the package.")
-
-
-def _type_name(value: Any) -> str:
-    if isinstance(value, DictConfig | ListConfig):
-        return "dict" if isinstance(value, DictConfig) else "list"
-    return type(value).__name__
 
 
 def _place(error: BaseException) -> str:

@@ -442,8 +442,8 @@ def test_one_list_knows_nothing_of_another(allowlist: Allowlist) -> None:
         ("own_project.parts.Net.", "is not the path of a class", "package.module.Class"),
         ("own_project..Net", "is not the path of a class", "package.module.Class"),
         ("own project.Net", "is not the path of a class", "package.module.Class"),
-        ("own_project.parts", "own_project.parts is a module", "own_project.parts.Class"),
-        ("torch.nn", "torch.nn is a module", "torch.nn.Class"),
+        ("own_project.parts", "own_project.parts is not a class", "Name one of these"),
+        ("torch.nn", "torch.nn is not a class", "Name one of these"),
     ],
 )
 def test_what_does_not_exist_is_said_with_close_names(
