@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
-from itertools import count
 from pathlib import Path
 from textwrap import indent
 
 import yaml
 
-from hydraloop.errors import UserError
+from hydraloop.errors import UserError, suggestion
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
 STARTER = "starter"
@@ -31,15 +30,18 @@ def run(args: argparse.Namespace) -> int:
     """Write the files. Returns the exit code 0.
 
     Raises:
-        UserError: the folder has files.
+        UserError: the folder has files, or there is no such example.
         OSError: a file cannot be written.
     """
     folder: Path = args.directory
     _check_free(folder)
-    files = _of_template(args.template)
+    template = vars(args)["from"] or STARTER
+    if template not in templates():
+        raise UserError(f"there is no example {template!r}", key="--from", remedy=suggestion(template, templates()))
+    files = _files_of(template)
     name, key = folder.resolve().name, "experiment_name"
     if re.fullmatch(r"[A-Za-z_][\w.-]*", name) and yaml.safe_load(name) == name:  # not a folder `null` or `true`
-        files[_CONFIG] = files[_CONFIG].replace(f"{key}: {args.template}\n", f"{key}: {name}\n")
+        files[_CONFIG] = files[_CONFIG].replace(f"{key}: {template}\n", f"{key}: {name}\n")
     for path, text in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text, encoding="utf-8")
@@ -47,19 +49,16 @@ def run(args: argparse.Namespace) -> int:
     print("\nNext:")
     if folder.resolve() != Path.cwd():
         print(f"  {shlex.join(['cd', str(folder)])}")
-    print(indent(_first_commands(args.template), "  "), end="")
+    print(indent(_first_commands(template), "  "), end="")
     return 0
 
 
 def _check_free(folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        folder = folder.resolve() if folder.name in ("", "..") else folder
-        free = next(other for n in count(2) if not (other := folder.with_name(f"{folder.name}_{n}")).exists())
-        remedy = f"Name another one: {shlex.join(['hydraloop', 'new', str(free)])}"
-        raise UserError(f"{folder} exists, and is not an empty folder", key="new", remedy=remedy)
+        raise UserError(f"{folder} exists, and is not an empty folder", key="new", remedy="Name another folder.")
 
 
-def _of_template(name: str) -> dict[str, str]:
+def _files_of(name: str) -> dict[str, str]:
     root = TEMPLATES / name
     paths = {path.relative_to(root): path for path in sorted(root.rglob("*")) if path.is_file()}
     return {own.as_posix(): _read(path) for own, path in paths.items() if not _LEFT_OUT.intersection(own.parts)}

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from hydraloop.commands.new import templates
 from hydraloop.config.arguments import refuse
 from hydraloop.errors import UserError, close_names
 from hydraloop.files import environment
@@ -21,7 +22,7 @@ class Command:
     """A command, as `--help` shows it."""
 
     arguments: str
-    """As typed."""
+    """As typed; `[…]` can be left out, and `…` repeats. FILE and FOLDER are paths."""
     summary: str
     details: str = ""
     """More sentences for the command's own help."""
@@ -37,7 +38,7 @@ COMMANDS = {
     "new": Command(
         "FOLDER [--from EXAMPLE]",
         "write a small project",
-        "Without --from, it is a classification with a model, data, a hook and a test. A wrong one lists all.",
+        "Without --from, it is a classification with a model, data, a hook and a test.",
     ),
     "resume": Command(
         "RUN [key=value …] [--dry-run] [--pdb]",
@@ -94,8 +95,6 @@ OF_RUNS = ("resume", "evaluate", "predict", "export")
 """Commands that load a run."""
 OF_PROJECTS = (*OF_RUNS, "check")
 """Commands that run the code of a project."""
-_SPLIT_OVERRIDE = tuple("=,[{(:")
-"""An argument that ends with one of these was divided at a space."""
 
 
 class Found(NamedTuple):
@@ -122,7 +121,7 @@ class OnRun(NamedTuple):
 def find(words: Sequence[str], *, asks: bool = False) -> Found | None:
     """Return the command in the words of a command line that are no flags: the first one that is not an override.
 
-    None: there is no command, or a word is part of an override, which `arguments.parse` reports.
+    None: there is no command, or a word cannot be the name of one, which `arguments.parse` reports.
 
     Args:
         asks: for `--help`, where a word may also be the name of a topic.
@@ -135,8 +134,7 @@ def find(words: Sequence[str], *, asks: bool = False) -> Found | None:
             continue
         if word in COMMANDS:
             return Found(word, [*words[index + 1 :]], [*words[:index]])
-        divided = [*words[:index], ""][index - 1].endswith(_SPLIT_OVERRIDE) or [*words, ""][index + 1].startswith("=")
-        if asks or divided or not re.fullmatch(r"[a-z]+", word):
+        if asks or not re.fullmatch(r"[a-z]+", word):
             return None
         near = close_names(word, COMMANDS, most=1, cutoff=0.7)
         remedy = f"Did you mean {near[0]}?" if near else f"Commands: {', '.join(COMMANDS)}. Options are key=value."
@@ -181,7 +179,7 @@ def on_run(found: Found, args: argparse.Namespace) -> OnRun:
 
 
 def viewed(name: str, words: Sequence[str]) -> argparse.Namespace:
-    """Return the arguments of a command that runs no code of a project.
+    """Return the arguments of a command that runs no code of a project. `Command.arguments` is their grammar.
 
     Args:
         words: all that is typed except for the name.
@@ -189,34 +187,20 @@ def viewed(name: str, words: Sequence[str]) -> argparse.Namespace:
     Raises:
         UserError: a mistake in them.
     """
+    usage = COMMANDS[name].arguments
     parser = argparse.ArgumentParser(prog=name, add_help=False, allow_abbrev=False)
     parser.error = refuse  # type: ignore[method-assign]
     parser.set_defaults(command=name)
-    if name in ("runs", "status", "results"):
-        parser.add_argument("--json", action="store_true")
-    if name == "new":
-        _add_new(parser)
-    elif name == "runs":
-        parser.add_argument("directory", nargs="?", type=Path)
-        parser.add_argument("--sort")
-    elif name == "report":
-        parser.add_argument("directory", nargs="+", type=Path)
-        parser.add_argument("--output", type=Path)
-    elif name == "sync":
-        parser.add_argument("directory", nargs="+", type=Path)
+    number = "+" if "…" in usage else "?" if usage.startswith("[") else None
+    parser.add_argument("directory", type=Path, nargs=number)
+    for flag, value in re.findall(r"\[(--\w+)( \w+)?\]", usage):
+        if value:
+            parser.add_argument(flag, type=Path if value == " FILE" else str)
+        else:
+            parser.add_argument(flag, action="store_true")
+    if name == "sync":
         parser.add_argument("--follow", action="store_true")  # used by runs and sweeps
-    else:
-        parser.add_argument("directory", type=Path)
-        if name == "stop":
-            parser.add_argument("--kill", action="store_true")
     return parser.parse_intermixed_args(words)
-
-
-def _add_new(parser: argparse.ArgumentParser) -> None:
-    from hydraloop.commands.new import STARTER, templates
-
-    parser.add_argument("directory", type=Path)
-    parser.add_argument("--from", dest="template", choices=templates(), default=STARTER)
 
 
 def listing() -> str:
@@ -239,4 +223,6 @@ def help_of(name: str) -> str:
     more = ["[key=value …]"] if command.keys else []
     usage = " ".join(["usage:", *program, name, command.arguments, *keys, *more])
     text = f"{command.summary[0].upper()}{command.summary[1:]}. {command.details}"
+    if name == "new":
+        text += f" Examples: {', '.join(templates())}."
     return "\n\n".join([usage, textwrap.fill(text, 78), listed_names()])

@@ -10,6 +10,7 @@ import pytest
 
 from hydraloop.commands.command_line import view as run
 from hydraloop.commands.new import TEMPLATES, templates
+from hydraloop.commands.parser import help_of
 from tests.e2e.projects import REPOSITORY, Project
 
 LEFT_OUT = {"__pycache__", "outputs", "multirun"}
@@ -64,10 +65,18 @@ def test_a_folder_with_files_is_refused(
     (tmp_path / "demo").mkdir()
     (tmp_path / "demo" / "notes").touch()
     assert run(["new", "demo"]) == 2
-    assert capsys.readouterr().err == (
-        "error: new: demo exists, and is not an empty folder\n  Name another one: hydraloop new demo_2\n"
-    )
+    assert capsys.readouterr().err == ("error: new: demo exists, and is not an empty folder\n  Name another folder.\n")
     assert list(contents(tmp_path)) == ["demo/notes"]
+
+
+def test_the_examples_are_listed_by_the_help_and_a_wrong_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert all(name in help_of("new") for name in templates())
+    assert run(["new", "demo", "--from", "starte"]) == 2
+    assert capsys.readouterr().err == "error: --from: there is no example 'starte'\n  Did you mean starter?\n"
+    assert contents(tmp_path) == {}
 
 
 @pytest.mark.nightly  # tests/test_wheel.py has a shorter sweep of such a project
