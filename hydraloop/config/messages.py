@@ -185,6 +185,9 @@ def _no_such_key(case: _Case) -> UserError:
         near = meant(case.key, known, only_equal=bool(siblings))
     line = shlex.quote(f"+{case.line.lstrip('+')}")
     body = case.composer.content(case.file) if case.file else OmegaConf.create()
+    if case.file and case.key in known:  # the option that is selected in the config files has it
+        remedy = f"The selected option of {parent} does not have it. Remove it from {case.file}.yaml."
+        return UserError(f"there is no such key{case.place}", key=case.key, remedy=remedy)
     remedy = f"Did you mean {any_of(near)}?" if near else _lists(parent, case.cfg, case.composer)
     if not near and siblings and parent in case.composer.groups():
         remedy = f"Keys of {parent}: {', '.join(one.rpartition('.')[2] for one in siblings if one in known)}."

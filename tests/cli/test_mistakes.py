@@ -353,6 +353,16 @@ def test_a_mistake_in_the_config_file_of_a_project(body: str, tmp_path: Path) ->
     assert remedy in str(error.remedy)
 
 
+def test_a_key_that_only_another_option_has(tmp_path: Path) -> None:
+    """`config.yaml` sets an argument of the option that it selects, and another option is typed."""
+    text = "defaults: [hydraloop/project, _self_]\noptimizer: {betas: [0.9, 0.99]}\n"
+    (tmp_path / "config.yaml").write_text(text)
+    with opened(tmp_path, "config") as composer:
+        error = mistake("optimizer=sgd", composer)
+    assert (error.key, error.problem) == ("optimizer.betas", "there is no such key (config.yaml)")
+    assert error.remedy == "The selected option of optimizer does not have it. Remove it from config.yaml."
+
+
 def test_a_config_file_that_is_not_utf8(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_bytes("defaults: [hydraloop/project, _self_]\n# größer\n".encode("latin-1"))
     with opened(tmp_path, "config") as composer:
