@@ -36,7 +36,7 @@ from hydraloop.schemas.data import SPLITS
 
 _FORMATS = ("safetensors", "pt2", "onnx")
 _SAMPLES = 2
-"""Samples of the example: the fewest with which torch.export leaves the size of a batch open."""
+"""Samples of the example, which is in the file: the fewest with which torch.export leaves the size of a batch open."""
 
 
 def run(typed: OnRun, argv: Sequence[str], peers: Peers) -> None:

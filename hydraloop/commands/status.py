@@ -79,32 +79,33 @@ def sweep_in(path: Path) -> SweepDirectory | None:
 
 def _state_of_run(path: Path) -> JobState:
     state = job_states.current(job_states.read(path) or JobState(0, "running"), path)
-    found = slurm_queue.jobs(path) if state.state == "interrupted" else {}
-    if found is None:
+    queue = slurm_queue.jobs(path) if state.state == "interrupted" else {}
+    if queue is None:
         return replace(state, reason=f"{state.reason}, if it does not wait in Slurm's queue: Slurm does not answer")
-    # Slurm starts it.
-    return replace(state, state="queued", reason=f"job {found[slurm_queue.MAIN].id} of Slurm") if found else state
+    if queue:  # Slurm will start the run
+        return replace(state, state="queued", reason=f"job {queue[slurm_queue.MAIN].id} of Slurm")
+    return state
 
 
 def _of_run(path: Path) -> list[str]:
     state = _state_of_run(path)
     continues = state.state in ("interrupted", "paused") and candidates(*checkpoint_folders(path))
-    hint = [f"  {shlex.join(of_project('resume', path))}"] if continues else []
-    return [*_described(state, "the run", path, path), *hint]
+    command = [f"  {shlex.join(of_project('resume', path))}"] if continues else []
+    return [*_described(state, "the run", path, path), *command]
 
 
 def _of_sweep(sweep: SweepDirectory) -> list[str]:
-    found = current_states(sweep)
-    counts = Counter(state.state for state in found)
+    states = current_states(sweep)
+    counts = Counter(state.state for state in states)
     lines = [
         f"{shown(sweep.path)}: {shlex.join([*sweep.description.command, *sweep.description.overrides])}",
-        f"{sweep.description.jobs.title(len(found))}: {', '.join(f'{counts[name]} {name}' for name in counts)}",
+        f"{sweep.description.jobs.title(len(states))}: {', '.join(f'{counts[name]} {name}' for name in counts)}",
     ]
     if (held := sweep.holder()) is not None:
         lines.append(f"controller: process {held.pid} on {held.host}, since {held.since}")
-    lines += [*slurm_queue.lines(sweep.path), *hint(sweep, found)]
+    lines += [*slurm_queue.lines(sweep.path), *continue_hint(sweep, states)]
     for name in _LISTED:
-        alike = [state for state in found if state.state == name]
+        alike = [state for state in states if state.state == name]
         for state in alike[:_MOST]:
             lines += _described(state, sweep.name(state.number), sweep.folder(state.number), sweep.run_dir(state))
         if len(alike) > _MOST:
@@ -112,14 +113,14 @@ def _of_sweep(sweep: SweepDirectory) -> list[str]:
     return lines
 
 
-def hint(sweep: SweepDirectory, found: list[JobState]) -> list[str]:
+def continue_hint(sweep: SweepDirectory, states: list[JobState]) -> list[str]:
     """Return the line that says how a sweep without a controller continues; none if all jobs are over."""
-    if all(state.is_over for state in found) or sweep.holder() is not None:
+    if all(state.is_over for state in states) or sweep.holder() is not None:
         return []
     queue = slurm_queue.jobs(sweep.path)
-    if queue is None or slurm_queue.MAIN in queue:  # it may wait for Slurm
+    if queue is None or slurm_queue.MAIN in queue:  # the controller may wait for Slurm
         return []
-    return [f"No controller is running. Continue the sweep: {sweep.resume_command(found)}"]
+    return [f"No controller is running. Continue the sweep: {sweep.resume_command(states)}"]
 
 
 def _described(state: JobState, name: str, folder: Path, run_dir: Path) -> list[str]:

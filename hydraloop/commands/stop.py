@@ -20,13 +20,13 @@ from hydraloop.sweeps.executors import slurm_queue
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 
 _POLL = 0.1
-"""Seconds between two looks at the processes."""
+"""Seconds between two checks of the processes."""
 
 
 def run(args: argparse.Namespace) -> int:
-    """Send SIGTERM to the process that has locked the directory, or kill it if an earlier `stop` has told it to end.
+    """Send SIGTERM to the process that has locked the directory. Kill the process if an earlier `stop` has done that.
 
-    Waits until it has ended. Returns the exit code: 1 if something could not be stopped, else 0.
+    Waits until the process has ended. Returns the exit code: 1 if something could not be stopped, else 0.
 
     Raises:
         UserError: the directory holds no sweep and no run.
@@ -34,12 +34,12 @@ def run(args: argparse.Namespace) -> int:
     """
     path, sweep = args.directory, sweep_in(args.directory)
     is_cancelled = slurm_queue.cancel(path, only_main=True)  # a controller, before the jobs that it starts
-    told = set[psutil.Process]()
-    while (found := _here(path, sweep)) or any(map(_is_running, told)):
-        for folder, process in found.items():
-            if process in told:
+    signaled = set[psutil.Process]()
+    while (processes := _processes_here(path, sweep)) or any(map(_is_running, signaled)):
+        for folder, process in processes.items():
+            if process in signaled:
                 continue
-            told.add(process)
+            signaled.add(process)
             if lock.note_stop(folder) or args.kill:
                 kill_tree(process.pid)
             else:
@@ -60,26 +60,26 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _holders(path: Path, sweep: SweepDirectory | None) -> dict[Path, Holder]:
-    """Return the processes that are to be told, by the folder that each of them has locked."""
+    """Return the processes that are to end, by the folder that each of them has locked."""
     holder = lock.holder(path)
-    held = {} if holder is None else {path: holder}
-    if sweep is None or (holder is not None and holder.is_here):  # a controller tells its own jobs
-        return held
+    holders = {} if holder is None else {path: holder}
+    if sweep is None or (holder is not None and holder.is_here):  # a controller ends its own jobs
+        return holders
     for state in sweep.states():
         run_dir = sweep.run_dir(state)
         if state.state == "running" and (holder := lock.holder(run_dir)) is not None:
-            held[run_dir] = holder
-    return held
+            holders[run_dir] = holder
+    return holders
 
 
-def _here(path: Path, sweep: SweepDirectory | None) -> dict[Path, psutil.Process]:
-    """Return the processes on this machine that are to be told, by folder."""
-    found = {}
+def _processes_here(path: Path, sweep: SweepDirectory | None) -> dict[Path, psutil.Process]:
+    """Return the processes on this machine that are to end, by folder."""
+    processes = {}
     for folder, holder in _holders(path, sweep).items():
         with suppress(psutil.NoSuchProcess):
             if holder.is_here:
-                found[folder] = psutil.Process(holder.pid)
-    return found
+                processes[folder] = psutil.Process(holder.pid)
+    return processes
 
 
 def _is_running(process: psutil.Process) -> bool:

@@ -23,26 +23,25 @@ from hydraloop.tracking import run_description
 from hydraloop.tracking.cursor import Cursor, run_dirs
 from hydraloop.tracking.run_sender import Access, SendOnce, follow, send
 
-_REST = Access()
-
 
 def run(args: argparse.Namespace) -> int:
-    """Send what is left. Returns the exit code: 0 if all is sent, 1 if something is left, 2 for a wrong argument."""
+    """Send all records. Returns the exit code: 0 if all are sent, 1 if some are not, 2 for a wrong argument."""
     if args.follow:
         follow(args.directory[0])
     log_to_stderr(logging.WARNING, "%(message)s")
-    return send_all(args.directory, Access(folders=ALLOWLIST.folders, packages=ALLOWLIST.packages))
+    return send_all(args.directory)
 
 
-def send_all(directories: Sequence[Path], access: Access = _REST) -> int:
-    """Send what is left of all runs in some directories, and print a line for each. Returns the exit code."""
+def send_all(directories: Sequence[Path]) -> int:
+    """Send the records of all runs in some directories, and print a line for each tracker. Returns the exit code."""
+    access = Access(folders=ALLOWLIST.folders, packages=ALLOWLIST.packages)
     complete = True
     for directory in directories:
-        found = run_dirs(directory)
-        if not found:
+        runs = run_dirs(directory)
+        if not runs:
             print(f"error: {directory} has no run with a tracker", file=sys.stderr)
             return 2
-        for run_dir in found:
+        for run_dir in runs:
             attempt, trackers = run_description.trackers_of(run_dir)
             if attempt < 0:
                 print(printable(f"{os.path.relpath(run_dir)}  not all: its description in tracking/ cannot be read"))
@@ -53,7 +52,7 @@ def send_all(directories: Sequence[Path], access: Access = _REST) -> int:
 
 
 def _send(run_dir: Path, name: str, access: Access) -> bool:
-    """Send the rest of one run, and how it ended, to one tracker. Prints the outcome. Returns whether all is there."""
+    """Send the missing records of a run, and how it ended, to a tracker. Return whether the tracker has all records."""
     before = Cursor.load(run_dir, name)
     problem = send(run_dir, name, access, SendOnce())
     cursor = Cursor.load(run_dir, name) or Cursor("")

@@ -82,10 +82,6 @@ def locate(name: str, key: str) -> Any:
     """Return the object that a `_target_` names, as `Allowlist.locate`. A missing package is the user's mistake."""
     try:
         return ALLOWLIST.locate(name, key)
-    except UserError as error:
-        if error.key is not None:  # also that of an error in the imported module
-            raise
-        raise UserError(error.problem, key=key, remedy=error.remedy) from error
     except ModuleNotFoundError as error:
         raise _not_installed(error, f"{key}._target_") from None
 
