@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         remedy = missing_path(folder, "Name one: ls -d outputs multirun")
         raise UserError(f"there is no folder {folder}", key="runs", remedy=remedy)
     folders = [one for one in _ROOTS if one.is_dir()] if folder is None else [folder]
-    rows = sorted((row for one in folders for row in _find(one)), key=lambda row: row.started, reverse=True)
+    rows = sorted((row for one in folders for row in _runs_in(one)), key=lambda row: row.started, reverse=True)
     rows = rows if args.sort is None else _ordered(rows, args.sort)
     if args.json:
         print_json({"runs": [_plain(row) for row in rows]})
@@ -87,14 +87,14 @@ def run(args: argparse.Namespace) -> int:
 
 def _ordered(rows: Sequence[_Run], name: str) -> list[_Run]:
     """Return the runs by a metric, the best first; those without it come last."""
-    having = [row for row in rows if row.metric(name) is not None]
-    if rows and not having:
+    with_metric = [row for row in rows if row.metric(name) is not None]
+    if rows and not with_metric:
         known = {metric for row in rows for metric in row.metrics}
         raise UserError(f"no run has the metric {name}", key="--sort", remedy=suggestion(name, known))
     goals = [row.result.objective for row in rows if row.result.objective is not None]
     greater = any(goal.rule == "greater" for goal in goals if goal.metric == name)
-    having.sort(key=lambda row: row.metric(name) or 0.0, reverse=greater)
-    return having + [row for row in rows if row.metric(name) is None]
+    with_metric.sort(key=lambda row: row.metric(name) or 0.0, reverse=greater)
+    return with_metric + [row for row in rows if row.metric(name) is None]
 
 
 def _print_table(rows: Sequence[_Run]) -> None:
@@ -129,26 +129,28 @@ def _plain(row: _Run) -> dict[str, Any]:
     }
 
 
-def _find(folder: Path) -> Iterator[_Run]:
+def _runs_in(folder: Path) -> Iterator[_Run]:
     """Yield the runs in a folder and below it. No link in the folder is followed."""
-    below: dict[str, bool] = {}
+    is_folder: dict[str, bool] = {}
     with suppress(OSError), os.scandir(folder) as entries:
-        below = {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}
-    if sweep_directory.FILENAME in below:
-        with suppress(UserError, TypeError):  # it is damaged: what is below is found as in any folder
-            started = [state for state in current_states(SweepDirectory.load(folder)) if state.state != "queued"]
-            yield from [_job(folder, state) for state in started]
+        is_folder = {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}
+    if sweep_directory.FILENAME in is_folder:
+        with suppress(UserError, TypeError):  # if it is damaged, its folders are listed as any others
+            states = current_states(SweepDirectory.load(folder))
+            yield from [_job(folder, state) for state in states if state.state != "queued"]
             return
-    if not below.keys().isdisjoint((RECORDS, RESULT, LOG)):
+    if not is_folder.keys().isdisjoint((RECORDS, RESULT, LOG)):
         yield _read(folder)
         return
-    for name in sorted(below, key=lambda name: (len(name), name)):
-        if below[name] and name[0] != ".":
-            yield from _find(folder / name)
+    for name in sorted(is_folder, key=lambda name: (len(name), name)):
+        if is_folder[name] and name[0] != ".":
+            yield from _runs_in(folder / name)
 
 
 def _read(path: Path, typed: list[str] | None = None) -> _Run:
-    result, config, started = Result.read(path), "", 0.0
+    result = Result.read(path)
+    config = ""
+    started = 0.0
     with suppress(OSError, ValueError):
         file = config_file(path)
         started = (path if file is None else file).stat().st_mtime
@@ -176,9 +178,9 @@ def _job(sweep: Path, state: JobState) -> _Run:
     is_ours = isinstance(state.seconds, int | float) and isinstance(state.metric, str | None)
     if not (is_ours and isinstance(state.state, str) and path.resolve().is_relative_to(sweep.resolve())):
         raise TypeError(state)
-    found = _read(path, mask_overrides(state.overrides))
-    goal = found.result.objective
+    run = _read(path, mask_overrides(state.overrides))
+    goal = run.result.objective
     if state.metric is not None and state.value is not None:
         goal = Objective(state.metric, state.rule, state.value, state.step or 0)
-    result = replace(found.result, error=state.error, objective=goal, seconds=state.seconds)
-    return replace(found, status=state.state, result=result)
+    result = replace(run.result, error=state.error, objective=goal, seconds=state.seconds)
+    return replace(run, status=state.state, result=result)
