@@ -34,7 +34,7 @@ def run(draft: Draft, argv: Sequence[str], peers: Peers) -> int:
     """
     if isinstance(draft, SweepDraft):
         raise UserError("a sweep has several configs", remedy="Leave -m out, and give one value to each option.")
-    logging.disable(logging.CRITICAL)  # what short runs tell
+    logging.disable(logging.CRITICAL)  # the lines of short runs
     with hydra_config(draft.cfg), TemporaryDirectory(prefix="hydraloop-", ignore_cleanup_errors=True) as folder:
         if checks.OF_RANKS in os.environ:
             peers.skip_plan()

@@ -175,12 +175,13 @@ def cross_entropy_of(engine: Engine) -> tuple[Tensor, Tensor] | None:
 
 
 def on_one_batch(draft: Draft, engine: Engine, folder: Path) -> tuple[Engine, Watch]:
-    """Train on the first samples again and again; of a stream, on its first batch.
+    """Train on the first samples only, with new draws of augmentations each time; of a stream, on its first batch.
 
     Args:
         engine: with the data of the project.
     """
-    watch, batch = Watch(), None
+    watch = Watch()
+    batch = None
     changes = {"scheduler": {}, "engine.max_iters": _ITERATIONS, "engine.max_time": _TIME, "engine.val_interval": None}
     if isinstance(engine.loaders.train, GlobalBatchLoader):
         changes["engine.overfit_batches"] = 1
@@ -214,11 +215,14 @@ def loss(base: Engine, engine: Engine, watch: Watch) -> str:
 
 def _ignores_inputs(base: Engine, losses: list[float]) -> bool:
     """Return whether a cross-entropy stays at that of a constant output, as with labels that belong to other inputs."""
-    found, third = cross_entropy_of(base), len(losses) // 3
-    if found is None or found[1].ndim != 1 or not third:
+    outputs_and_labels = cross_entropy_of(base)
+    third = len(losses) // 3
+    if outputs_and_labels is None or outputs_and_labels[1].ndim != 1 or not third:
         return False
-    constant = float(torch.special.entr(found[1].bincount() / len(found[1])).sum())  # the entropy of the labels
-    middle, late = sum(losses[third : 2 * third]) / third, sum(losses[-third:]) / third
+    labels = outputs_and_labels[1]
+    constant = float(torch.special.entr(labels.bincount() / len(labels)).sum())  # the entropy of the labels
+    middle = sum(losses[third : 2 * third]) / third
+    late = sum(losses[-third:]) / third
     return constant > 0.3 and late > 0.9 * constant and late > 0.97 * middle
 
 
@@ -231,8 +235,8 @@ def _draws(engine: Engine) -> bool:
     with suppress(Exception), torch.no_grad():  # a model that has no loss in eval mode
         for seed in range(3):
             seed_everything(seed)
-            found = engine.task(batch)["loss"]
-            losses.add(round(float(found if isinstance(found, Tensor) else found[0]), 6))
+            value = engine.task(batch)["loss"]
+            losses.add(round(float(value if isinstance(value, Tensor) else value[0]), 6))
     return len(losses) > 1
 
 
@@ -251,8 +255,8 @@ def parameters(draft: Draft, folder: Path, base: Engine, trained: Engine, watch:
         random = [name for name, value in frozen.items() if not torch.equal(value, other[name])]
         _refuse(random, "are frozen with random values", "Load weights, or remove requires_grad_(False).")
     named = trained.task.model.named_parameters()
-    still = [name for name, value in named if value.requires_grad and name not in watch.gradients]
-    _refuse(still, "never get a gradient", "Use them in forward without detach(), or remove them.")
+    unused = [name for name, value in named if value.requires_grad and name not in watch.gradients]
+    _refuse(unused, "never get a gradient", "Use them in forward without detach(), or remove them.")
     return f"{len(watch.gradients)} get gradients{f', {len(frozen)} are frozen' if frozen else ''}"
 
 
@@ -275,16 +279,16 @@ def unregistered(task: nn.Module) -> Iterator[str]:
 
 
 def resume(draft: Draft, folder: Path) -> str:
-    """Train a short run, and again from its middle."""
+    """Train a short run, and a second one that continues from the middle of the first."""
     limits = {"engine.max_iters": _WHOLE, "engine.limit_train_batches": _EPOCH, "engine.limit_val_batches": 1}
     whole, rest = Watch(save_at=_HALF), Watch()
-    one = short_run(draft, folder / "whole", whole, {**ON_CPU, **limits})
-    one.train()
+    first = short_run(draft, folder / "whole", whole, {**ON_CPU, **limits})
+    first.train()
     checkpoint = folder / "whole" / "checkpoints" / "halfway.pth"
-    other = short_run(draft, folder / "resumed", rest, {**ON_CPU, **limits}, checkpoint=checkpoint)
-    other.train()
+    resumed = short_run(draft, folder / "resumed", rest, {**ON_CPU, **limits}, checkpoint=checkpoint)
+    resumed.train()
     remedy = "Keep what changes in buffers (register_buffer), or in the state_dict of the hook or schedule."
-    if rest.losses != whole.losses[_HALF:] or digest(one.task.state_dict()) != digest(other.task.state_dict()):
+    if rest.losses != whole.losses[_HALF:] or digest(first.task.state_dict()) != digest(resumed.task.state_dict()):
         if rest.batches != whole.batches[_HALF:]:
             remedy = "Its batches differ: draw from the global generators of torch, NumPy or Python, which are seeded."
         raise UserError("a resumed run has other losses or weights", key="task", remedy=remedy)
@@ -299,8 +303,9 @@ def ranks(draft: Draft, base: Engine, folder: Path, argv: Sequence[str]) -> str:
         folder: for the files of these runs.
         argv: all arguments of this process, for those of the ranks.
     """
-    one, again = (_gradients(draft, None, folder / f"one{seed}", share_of_batch(base, seed), seed) for seed in (0, 1))
-    if _distance(one, again) > _TOLERANCE:
+    first = _gradients(draft, None, folder / "first", share_of_batch(base, 0), 0)
+    second = _gradients(draft, None, folder / "second", share_of_batch(base, 1), 1)  # with other random numbers
+    if _distance(first, second) > _TOLERANCE:
         raise NotJudgedError("collate_fn or the step draws random numbers apart from nn.Dropout, and ranks draw others")
     file = folder / "gradients.pth"
     options = OmegaConf.create({"nproc_per_node": 2, "nnodes": 1, "max_restarts": 0})
@@ -308,7 +313,7 @@ def ranks(draft: Draft, base: Engine, folder: Path, argv: Sequence[str]) -> str:
     ended, _ = start_ranks.launch(options, environment.script()[1:], argv, variables)
     if ended.error is not None:
         raise ended.error
-    distance = _distance(one, torch.load(file, weights_only=True))
+    distance = _distance(first, torch.load(file, weights_only=True))
     text = f"gradients of 2 ranks and of one process differ by {distance:.0e} with the same global batch"
     if distance > _TOLERANCE:
         remedy = "Let the loss be the mean over the samples of a batch, or return (sum, count)."

@@ -1,4 +1,4 @@
-"""Short runs of a project, for the checks: they write into a temporary folder only, and tell no tracker."""
+"""Short runs of a project, for the checks: they write into a temporary folder only, and send nothing to trackers."""
 
 from __future__ import annotations
 
