@@ -32,7 +32,7 @@ def test_the_last_line_counts_interrupted_jobs_apart(
 
 def test_without_any_result_there_is_no_table(directory: SweepDirectory, make: Make) -> None:
     def play(played: Played, request: Request) -> int:
-        loop.signals.note(signal.SIGINT)
+        loop.signals.receive(signal.SIGINT)
         write(request, "interrupted")
         return 130
 
