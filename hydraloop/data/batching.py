@@ -55,9 +55,6 @@ def options_from_config(data: DictConfig, split: str) -> tuple[dict[str, Any], d
     for name in _SAMPLERS:
         if values[name] is not None:
             values[name] = instantiate(values[name], keys[name])
-    context = values["multiprocessing_context"]
-    if isinstance(context, DictConfig):
-        values["multiprocessing_context"] = instantiate(context, keys["multiprocessing_context"])
     return values, keys
 
 

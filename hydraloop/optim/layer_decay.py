@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -37,11 +37,7 @@ def lr_scales(
 def _depths(model: nn.Module, layers_of: Callable[[nn.Module], Any] | None, key: str) -> dict[nn.Parameter, int]:
     if layers_of is None and hasattr(type(model), "group_matcher"):
         return _of_timm(model)
-    listed = _of_transformers(model, key) if layers_of is None else layers_of(model)
-    layers = list(listed) if isinstance(listed, Iterable) else []
-    if not layers or not all(isinstance(layer, nn.Module) for layer in layers):
-        remedy = "Return the layers, from input to output: return list(model.blocks)"
-        raise UserError(f"returned {listed!r}, not a list of modules", key=f"{key}.layers_of", remedy=remedy)
+    layers = list(_of_transformers(model, key) if layers_of is None else layers_of(model))
     inside: dict[nn.Parameter, int] = {}
     for depth, layer in enumerate(layers, start=1):
         for parameter in layer.parameters():

@@ -61,9 +61,9 @@ class LoaderConf:
     worker_init_fn: Any = None
     """Called in each worker with its number, after the seeds are set: a node with `_target_`. Null: nothing is called,
     because workers are seeded without it."""
-    multiprocessing_context: Any = None
-    """How workers are started: `fork`, `spawn`, `forkserver`, or a node that calls your own function, which returns a
-    context. `multiprocessing.get_context` is not trusted. Null: torch's default, which is the fastest for most data."""
+    multiprocessing_context: Optional[str] = None
+    """How workers are started: `fork`, `spawn` or `forkserver`. Null: torch's default, which is the fastest for most
+    data."""
     steps_per_epoch: Optional[int] = None
     """Batches of an epoch of a stream, on each rank. Null: from the length of the stream; an evaluation then reads all
     samples. Refused for a data set with indices, because its epoch has all its samples."""

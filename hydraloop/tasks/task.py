@@ -242,16 +242,7 @@ class Task(nn.Module):
 
         By default the model's outputs for the inputs: the first entry of a tuple or list, or the batch itself, so that
         data without targets works. No host sync.
-
-        Raises:
-            UserError: the model is a collection of models, without a forward.
         """
-        if isinstance(self.model, nn.ModuleDict | nn.ModuleList):
-            raise UserError(
-                f"{type(self).__name__} does not say what it predicts: its model has several parts",
-                key="task",
-                remedy="Give the task a method predict(batch).",
-            )
         return self.model(batch[0] if isinstance(batch, tuple | list) else batch)
 
     def update_metrics(self, loss: Tensor, outputs: Tensor, targets: Tensor, samples: int) -> None:

@@ -103,10 +103,6 @@ MISTAKES = {
     "data.val_loader.sampler={_target_: shutil.rmtree}": ("data.val_loader.sampler", "may not instantiate"),
     "data.loader.batch_sampler={_target_: builtins.eval}": ("data.loader.batch_sampler", "may not instantiate"),
     "data.loader.worker_init_fn={_target_: os.kill}": ("data.loader.worker_init_fn", "may not instantiate"),
-    "data.loader.multiprocessing_context={_target_: os.fork}": (
-        "data.loader.multiprocessing_context",
-        "may not instantiate",
-    ),
     f"data.loader.collate_fn={{_target_: {PARTS}.pad, vlaue: 3}}": ("data.loader.collate_fn.vlaue", "value"),
 }
 

@@ -31,10 +31,6 @@ def layers_of(model: Any) -> list[nn.Module]:
     return [*model.encoder]
 
 
-def no_layers(model: nn.Module) -> Any:
-    return model
-
-
 def lrs(net: nn.Module, **options: Any) -> dict[str, float]:
     optimizer = built(net, {**ADAMW, "lr": 1.0, "layer_decay": 0.5, **options})
     return {name: lr for name, (lr,) in settings(net, optimizer, "lr").items()}
@@ -99,11 +95,6 @@ def test_the_depths_of_timms_models_are_timms(monkeypatch: pytest.MonkeyPatch) -
             r"^optimizer.layer_decay: ModuleList does not",
         ),
         (Bert(), {"layer_decay": 1.5}, r"^optimizer.layer_decay: 1.5 is out of range"),
-        (
-            Bert(),
-            {"layers_of": {"_target_": f"{__name__}.no_layers"}},
-            r"^optimizer.layers_of: returned .*\n  Return the",
-        ),
     ],
 )
 def test_what_cannot_decay_is_refused(net: nn.Module, options: dict[str, Any], message: str) -> None:

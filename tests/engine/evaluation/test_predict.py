@@ -144,12 +144,6 @@ def test_predictions_without_an_entry_for_each_sample_are_refused(
     assert caught.value.key == "task"
 
 
-def test_a_model_of_several_parts_needs_a_task_that_says_what_to_predict(tmp_path: Path) -> None:
-    engine = make_engine(tmp_path, task=Task(nn.ModuleDict({"one": nn.Linear(3, 1)}), nn.MSELoss()))
-    with pytest.raises(UserError, match=r"^task: Task does not say what it predicts.*\n.*predict\(batch\)"):
-        list(engine.predict(batches(1)))
-
-
 def test_a_test_of_several_sets_or_of_none(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"data\.test: there is no data set"):
         make_engine(tmp_path).predict()
