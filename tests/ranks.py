@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection, wait
 from time import monotonic
 from typing import Any
 
-from hydraloop.schemas.sections import DistributedConf
+from hydraloop.schemas.engine import DistributedConf
 
 _SECONDS = 120
 """Ranks that have not answered by then are assumed to wait for each other."""

@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.config.arguments import check_text
 from hydraloop.config.hydra_keys import check_overrides, check_typed, of_hydra
-from hydraloop.config.own_classes import with_own_arguments
+from hydraloop.config.project_classes import with_own_arguments
 from hydraloop.errors import UserError, missing_path
 from hydraloop.files.run_directory import run_id
 from hydraloop.safety import hydra_versions

@@ -20,16 +20,17 @@ from hydraloop.config.arguments import no_json
 from hydraloop.config.checks import explained
 from hydraloop.config.compose import Composer
 from hydraloop.config.messages import known_keys
-from hydraloop.config.own_classes import OF_ALL_HOOKS, own_class, select
+from hydraloop.config.project_classes import OF_ALL_HOOKS, own_class, select
 from hydraloop.errors import UserError, any_of, meant
 from hydraloop.files import environment
 from hydraloop.files.secrets import masked
 from hydraloop.files.terminal import show
 from hydraloop.schemas.docs import Argument, arguments_of_schema, field_docs, summary, typed
+from hydraloop.schemas.engine import DistributedConf, EngineConf
 from hydraloop.schemas.hooks import HookConf
 from hydraloop.schemas.root import Config, InitConf
-from hydraloop.schemas.sections import DistributedConf, EngineConf, SweepConf
 from hydraloop.schemas.selected_hooks import HOOK_GROUPS
+from hydraloop.schemas.sweep import SweepConf
 
 _OTHER_GROUPS = {
     "experiment": "Whole runs",

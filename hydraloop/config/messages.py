@@ -22,7 +22,7 @@ from yaml import YAMLError
 from hydraloop.config.arguments import LIST_GROUPS
 from hydraloop.config.compose import Composer
 from hydraloop.config.hydra_keys import unused
-from hydraloop.config.own_classes import arguments_of, own_class, select
+from hydraloop.config.project_classes import arguments_of, own_class, select
 from hydraloop.errors import UserError, any_of, emptying, meant, suggestion
 from hydraloop.schemas.root import Config
 from hydraloop.schemas.selected_hooks import HOOK_GROUPS

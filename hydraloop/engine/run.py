@@ -19,7 +19,7 @@ from hydraloop.engine.precision import Precision
 from hydraloop.engine.progress import Progress
 from hydraloop.errors import UserError
 from hydraloop.files.result import PAUSE
-from hydraloop.schemas.sections import EngineConf
+from hydraloop.schemas.engine import EngineConf
 
 if TYPE_CHECKING:
     from hydraloop.optim.schedule import Schedule

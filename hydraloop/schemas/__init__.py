@@ -14,7 +14,7 @@ from typing import Any, Dict, Iterator, Optional, Tuple
 from hydra.core.config_store import ConfigNode, ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-MODULES = ("root", "sections", "task", "data", "optimizer", "scheduler", "hooks", "hooks_observing")
+MODULES = ("root", "engine", "task", "data", "optimizer", "scheduler", "hooks", "hooks_observing")
 
 
 class _Schema:

@@ -9,7 +9,7 @@ from omegaconf.errors import ValidationError
 
 from hydraloop.errors import UserError, suggestion
 from hydraloop.schemas.option_checks import check_at_least, check_choice
-from hydraloop.schemas.sections import open_mapping
+from hydraloop.schemas.sweep import open_mapping
 
 SPLITS = ("train", "val", "test")
 AT_LEAST = {

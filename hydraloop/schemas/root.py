@@ -6,7 +6,8 @@ from typing import Any, Dict, List, Optional
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-from hydraloop.schemas.sections import DistributedConf, EngineConf, SweepConf
+from hydraloop.schemas.engine import DistributedConf, EngineConf
+from hydraloop.schemas.sweep import SweepConf
 
 
 @dataclass

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from hydraloop.config.arguments import parse
 from hydraloop.config.compose import Composer
-from hydraloop.config.own_classes import with_own_arguments
+from hydraloop.config.project_classes import with_own_arguments
 from hydraloop.safety import hydra_versions
 
 

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.config import arguments
 from hydraloop.errors import UserError, leave_out, missing_path, suggestion
-from hydraloop.schemas.sections import SweepConf
+from hydraloop.schemas.sweep import SweepConf
 from hydraloop.sweeps.axes import Axis, Space, key_of, lines_of, space_of
 
 _OF_GRID = ("zip", "jobs", "retry_failed")

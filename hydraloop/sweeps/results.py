@@ -15,7 +15,7 @@ from typing import Any
 from hydraloop.files import atomic
 from hydraloop.files.config_yaml import plain
 from hydraloop.files.secrets import mask_command
-from hydraloop.schemas.sections import SweepConf
+from hydraloop.schemas.sweep import SweepConf
 from hydraloop.sweeps import search_sampler
 from hydraloop.sweeps.axes import Space, key_of
 from hydraloop.sweeps.executors.slurm_queue import current_states

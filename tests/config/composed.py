@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from hydraloop.config import arguments, checks
 from hydraloop.config import compose as composing
-from hydraloop.schemas.sections import SweepConf
+from hydraloop.schemas.sweep import SweepConf
 from hydraloop.sweeps.axes import jobs_of
 from hydraloop.sweeps.overrides_to_axes import select
 

@@ -31,7 +31,7 @@ from hydraloop.engine.checkpoints import stand_alone, write_file
 from hydraloop.engine.distributed.process_group import connect
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint_copies import write_safetensors
-from hydraloop.schemas.sections import DistributedConf
+from hydraloop.schemas.engine import DistributedConf
 from tests.faults import tables
 from tests.faults.comparison import compared
 

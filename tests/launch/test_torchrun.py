@@ -7,7 +7,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from hydraloop import UserError
 from hydraloop.launch.torchrun import check_options, check_single_run
-from hydraloop.schemas.sections import DistributedConf
+from hydraloop.schemas.engine import DistributedConf
 
 RANK_0_OF_2 = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
 

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.config import arguments
 from hydraloop.config.compose import Composer
-from hydraloop.schemas.sections import SweepConf
+from hydraloop.schemas.sweep import SweepConf
 from hydraloop.sweeps.axes import jobs_of
 from hydraloop.sweeps.compose_jobs import GridComposer
 from hydraloop.sweeps.overrides_to_axes import select

@@ -8,7 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.config import arguments
 from hydraloop.errors import UserError
-from hydraloop.schemas.sections import SweepConf
+from hydraloop.schemas.sweep import SweepConf
 from hydraloop.sweeps.axes import jobs_of
 from hydraloop.sweeps.overrides_to_axes import select
 from tests.config.composed import composer

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import hydraloop
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.errors import UserError
-from hydraloop.schemas.sections import FSDPConf
+from hydraloop.schemas.engine import FSDPConf
 from hydraloop.tasks import Regression
 from hydraloop.tasks.building import prepare_model
 from tests.ranks import on_ranks

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
-    from hydraloop.schemas.sections import FSDPConf
+    from hydraloop.schemas.engine import FSDPConf
 
 # The model. ----------------------------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from hydraloop.files.result import describe
 from hydraloop.files.secrets import mask_text
 
 if TYPE_CHECKING:
-    from hydraloop.schemas.sections import DistributedConf
+    from hydraloop.schemas.engine import DistributedConf
 
 _FAILED = "failed"
 """The key in the store for the error of the rank that failed first."""

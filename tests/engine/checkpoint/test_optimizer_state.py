@@ -29,7 +29,7 @@ from hydraloop.optim import (
     Linear,
     build_schedule,
 )
-from hydraloop.schemas.sections import FSDPConf
+from hydraloop.schemas.engine import FSDPConf
 from hydraloop.tasks.task import Task
 from tests.config.composed import REPOSITORY
 from tests.helpers import EngineWithNeededHooks, at, batches, differences, tiny_task

@@ -22,7 +22,7 @@ from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.precision import FP16, TF32, Autocast, Precision, make_precision
 from hydraloop.engine.run import Settings
 from hydraloop.errors import UserError
-from hydraloop.schemas.sections import BF16Conf, FP16Conf, FP32Conf, TF32Conf
+from hydraloop.schemas.engine import BF16Conf, FP16Conf, FP32Conf, TF32Conf
 from tests.helpers import EngineWithNeededHooks, HostSyncs, at, batches, differences, tiny_task
 from tests.ranks import on_ranks
 

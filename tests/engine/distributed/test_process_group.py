@@ -339,7 +339,7 @@ def test_a_checkpoint_that_cannot_be_written_is_one_outcome_on_all_ranks(tmp_pat
 
 
 def test_fsdp2_around_blocks(tmp_path: Path) -> None:
-    from hydraloop.schemas.sections import FSDPConf
+    from hydraloop.schemas.engine import FSDPConf
 
     expected = train(Distributed(), 6, 1, {}, str(tmp_path))
     for fsdp in (FSDPConf(wrap=["Linear"]), FSDPConf(wrap=["Linear"], reshard_after_forward=False)):

@@ -18,7 +18,7 @@ import ray
 from omegaconf import OmegaConf
 
 from hydraloop.errors import UserError
-from hydraloop.schemas.sections import SweepConf
+from hydraloop.schemas.sweep import SweepConf
 from hydraloop.sweeps.executors import ray_executor
 from hydraloop.sweeps.executors.executor import Cause, Ended, Request
 from hydraloop.sweeps.executors.spawned import Spawn

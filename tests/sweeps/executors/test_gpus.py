@@ -10,7 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from hydraloop.errors import UserError
-from hydraloop.schemas.sections import SweepConf
+from hydraloop.schemas.sweep import SweepConf
 from hydraloop.sweeps.executors.gpus import Shares, Slots, shares, visible
 
 

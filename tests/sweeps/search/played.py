@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from hydraloop.config import arguments
 from hydraloop.files.result import Objective, Result
-from hydraloop.schemas.sections import SweepConf
+from hydraloop.schemas.sweep import SweepConf
 from hydraloop.sweeps import search as searching
 from hydraloop.sweeps.axes import Space
 from hydraloop.sweeps.controller import Controller
