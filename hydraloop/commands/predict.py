@@ -62,15 +62,12 @@ def write(path: Path, parts: Parts) -> None:
     """Write all predictions to a file, whose suffix says the format. It appears when it is complete.
 
     Raises:
-        UserError: an array cannot have these predictions.
+        UserError: an array cannot have values of their type.
+        ValueError: the predictions have different shapes, and cannot be an array.
     """
     with atomic.replacing(path) as unfinished:
         if path.suffix == ".npz":
-            try:
-                arrays = _arrays(parts)
-            except ValueError as error:  # samples of different shapes
-                remedy = "Use JSON lines: output=predictions.jsonl"
-                raise UserError(f"the predictions are not an array: {error}", key="output", remedy=remedy) from error
+            arrays = _arrays(parts)
             with unfinished.open("wb") as binary:
                 np.savez(binary, **arrays)
             return
@@ -110,5 +107,6 @@ def _array(value: Any) -> Any:
         return (value.float() if value.dtype is torch.bfloat16 else value).numpy()  # NumPy has no bfloat16
     array = np.array(value)
     if array.dtype == object:
-        raise ValueError(f"there are values of type {type(value[0]).__name__}")
+        problem = f"there are values of type {type(value[0]).__name__}, which an array cannot have"
+        raise UserError(problem, key="output", remedy="Use JSON lines: output=predictions.jsonl")
     return array

@@ -78,7 +78,8 @@ class Allowlist:
     @contextmanager
     def trusting(self, folder: Path, packages: Iterable[str], advice: Advice) -> Iterator[None]:
         """In the body, also allow this folder and these packages, and give this advice."""
-        new_folder, new_packages = {folder.resolve()} - self._folders, set(packages) - self._trusted
+        new_folder = {folder.resolve()} - self._folders
+        new_packages = set(packages) - self._trusted
         before = self.advice
         self._folders |= new_folder
         self._trusted |= new_packages
@@ -133,22 +134,22 @@ class Allowlist:
             if top_level not in sys.stdlib_module_names and _file_of(top_level) is None:
                 raise self._no_module(target, key)
             raise self._refused(target, key)
-        found, owner = self._find(target, key)
-        if target in self._trusted and callable(found):
-            return found
-        origin = _origin(found)
-        if not self._object_allowed(found, origin):
+        obj, owner = self._import(target, key)
+        if target in self._trusted and callable(obj):
+            return obj
+        origin = _origin(obj)
+        if not self._object_allowed(obj, origin):
             where = f" (it comes from {origin})" if origin and not target.startswith(origin) else ""
             raise self._refused(target, key, where, _package(origin, target) if origin else target)
         # Trusted packages may have other kinds of functions, such as NumPy's.
-        trusted = isinstance(owner, ModuleType) and callable(found) and within(origin or "", self._trusted)
-        if not trusted and not needs_no_object(found, owner):
+        trusted = isinstance(owner, ModuleType) and callable(obj) and within(origin or "", self._trusted)
+        if not trusted and not needs_no_object(obj, owner):
             raise UserError(
                 f"{target} is not a class, a classmethod or a function of a module",
                 key=f"{key}._target_",
                 remedy="Name one of these; a function may return the object you want.",
             )
-        return found
+        return obj
 
     def _name_allowed(self, target: str) -> bool:
         if within(target, self._trusted) or is_public(target):
@@ -158,9 +159,9 @@ class Allowlist:
         top_level = target.split(".")[0]
         return top_level == "__main__" or self.is_project_file(_file_of(top_level))
 
-    def _object_allowed(self, found: Any, origin: str | None) -> bool:
+    def _object_allowed(self, obj: Any, origin: str | None) -> bool:
         """`origin` is the module in which the object was defined."""
-        if is_offered(found, origin):
+        if is_offered(obj, origin):
             return True
         if origin is None or (within(origin, PACKAGES) and not within(origin, self._trusted)):
             return False
@@ -177,6 +178,7 @@ class Allowlist:
         return self.is_project_file(getattr(sys.modules.get(origin), "__file__", None))
 
     def is_project_file(self, file: str | None) -> bool:
+        """Return whether a file is code of the project: in a trusted folder, and not installed and not in a run."""
         if file is None:
             return False
         path = Path(file).resolve()
@@ -186,11 +188,11 @@ class Allowlist:
             return False
         return any(path.is_relative_to(folder) and not _in_environment(path, folder) for folder in self._folders)
 
-    def _find(self, target: str, key: str) -> tuple[Any, Any]:
-        """Import modules and follow attributes. Returns the object, and the module or class in which it was found."""
+    def _import(self, target: str, key: str) -> tuple[Any, Any]:
+        """Import modules and follow attributes. Returns the object, and the module or class that has it."""
         parts = target.split(".")
         try:
-            found: Any = importlib.import_module(parts[0])
+            obj: Any = importlib.import_module(parts[0])
         except ModuleNotFoundError as error:
             if error.name != parts[0]:
                 raise
@@ -198,18 +200,18 @@ class Allowlist:
         owner: Any = None
         for index, part in enumerate(parts[1:], start=1):
             path = ".".join(parts[: index + 1])
-            if hasattr(found, part):
-                found, owner = getattr(found, part), found
+            if hasattr(obj, part):
+                obj, owner = getattr(obj, part), obj
                 continue
-            file = _file_of(path) if isinstance(found, ModuleType) else None
+            file = _file_of(path) if isinstance(obj, ModuleType) else None
             if file is None:
                 problem = f"{target} does not exist: {'.'.join(parts[:index])} has no {part!r}"
-                raise UserError(problem, key=f"{key}._target_", remedy=suggestion(part, _public(found)))
+                raise UserError(problem, key=f"{key}._target_", remedy=suggestion(part, _public(obj)))
             allowed = target in self._trusted or within(path, (*self._trusted, *PACKAGES))
             if not allowed and not self.is_project_file(file):  # a link or an environment in the project
                 raise self._refused(target, key, f" (it comes from {file})")
-            found, owner = importlib.import_module(path), found
-        return found, owner
+            obj, owner = importlib.import_module(path), obj
+        return obj, owner
 
     def _refused(self, target: str, key: str, where: str = "", package: str | None = None) -> UserError:
         """Make the error. `package` is what has to be trusted, by default that of the target."""
@@ -272,18 +274,18 @@ def _file_of(name: str) -> str | None:
     return spec.origin if spec.has_location else None
 
 
-def _origin(found: Any) -> str | None:
+def _origin(obj: Any) -> str | None:
     """Return the module in which an object was defined; a module's own name."""
-    if isinstance(found, ModuleType):
-        return found.__name__
-    if inspect.ismethod(found):  # a classmethod: Embedding.from_pretrained
-        found = found.__self__ if isinstance(found.__self__, type) else type(found.__self__)
-    origin = getattr(found, "__module__", None)
+    if isinstance(obj, ModuleType):
+        return obj.__name__
+    if inspect.ismethod(obj):  # a classmethod: Embedding.from_pretrained
+        obj = obj.__self__ if isinstance(obj.__self__, type) else type(obj.__self__)
+    origin = getattr(obj, "__module__", None)
     return origin if isinstance(origin, str) else None
 
 
-def _public(found: Any) -> list[str]:
+def _public(obj: Any) -> list[str]:
     """Return the public names in a module or class that can be called or, in a package, imported."""
-    names = [name for name in dir(found) if callable(getattr(found, name, None))]
-    modules = [module.name for module in pkgutil.iter_modules(getattr(found, "__path__", []))]
+    names = [name for name in dir(obj) if callable(getattr(obj, name, None))]
+    modules = [module.name for module in pkgutil.iter_modules(getattr(obj, "__path__", []))]
     return [name for name in (*modules, *names) if not name.startswith("_")]

@@ -99,8 +99,12 @@ def _targets(node: Any, key: str) -> Iterator[tuple[str, DictConfig]]:
 
 
 def _check_arguments(target: Any, node: DictConfig, key: str) -> None:
+    """Refuse arguments that a class or function does not take. With a decorator, those that the decorator takes count.
+
+    transformers' `BertConfig` declares only its fields, and also takes others, such as `num_labels`, in `**kwargs`.
+    """
     try:
-        signature = inspect.signature(target)
+        signature = inspect.signature(target, follow_wrapped=False)
     except (ValueError, TypeError):  # some builtins have none
         return
     given = {str(name): None for name in node if name not in _SPECIAL}
@@ -109,26 +113,11 @@ def _check_arguments(target: Any, node: DictConfig, key: str) -> None:
         bind(*[None] * len(node.get("_args_") or ()), **given)
     except TypeError as error:
         name, known = getattr(target, "__qualname__", str(target)), list(signature.parameters)
-        unknown = [] if _takes_any(signature) else [argument for argument in given if argument not in known]
-        if not _takes_any(signature) and _takes_any(_as_called(target)):
-            return  # what is missing may be given by the decorator
+        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
+        unknown = [] if takes_any else [argument for argument in given if argument not in known]
         if unknown:
             raise _unknown_argument(name, unknown[0], known, node, key) from None
         raise UserError(f"{name}: {error}", key=key, remedy=f"Its signature is {name}{signature}.") from error
-
-
-def _as_called(target: Any) -> inspect.Signature | None:
-    """Return the signature of the outermost decorator; `inspect.signature` returns the one that it declares.
-
-    transformers' `BertConfig` declares only its fields, and also takes others, such as `num_labels`, in `**kwargs`.
-    """
-    function = inspect.getattr_static(target, "__init__") if isinstance(target, type) else target
-    return inspect.signature(function, follow_wrapped=False) if inspect.isfunction(function) else None
-
-
-def _takes_any(signature: inspect.Signature | None) -> bool:
-    parameters = () if signature is None else signature.parameters.values()
-    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
 
 def _unknown_argument(name: str, argument: str, known: list[str], node: DictConfig, key: str) -> UserError:

@@ -20,7 +20,7 @@ REFUSED = (
     "torchmetrics.image.arniqa",
     "torchmetrics.functional.multimodal.clip_score",  # executes the code of any model on a hub: trust_remote_code
     "torchmetrics.multimodal.clip_score",
-    "torchmetrics.functional.multimodal.clip_iqa",  # loads any model on a hub or disk by name, as do the rest
+    "torchmetrics.functional.multimodal.clip_iqa",  # loads any model on a hub or disk by name, as the rest do
     "torchmetrics.multimodal.clip_iqa",
     "torchmetrics.functional.text.bert",
     "torchmetrics.text.bert",
@@ -47,55 +47,55 @@ def is_public(target: str) -> bool:
     return within(target, PACKAGES) and not within(target, REFUSED) and not private
 
 
-def is_offered(found: Any, origin: str | None) -> bool:
-    """Return whether an object is one that a component or library offers, even if it was found elsewhere.
+def is_offered(obj: Any, origin: str | None) -> bool:
+    """Return whether an object is one that a component or library offers, even if another module has it, too.
 
     Args:
         origin: the module in which it was defined.
     """
     if origin is not None and within(origin, WHOLE):
         return not within(origin, REFUSED)
-    return _is_exported(found) or _is_functional(found, origin)
+    return _is_exported(obj) or _is_functional(obj, origin)
 
 
-def needs_no_object(found: Any, owner: Any) -> bool:
+def needs_no_object(obj: Any, owner: Any) -> bool:
     """Return whether it is a class, a classmethod or a function of a module, which no object is needed to call.
 
     Args:
-        owner: the module or class in which it was found.
+        owner: the module or class that has it.
     """
-    if inspect.isclass(found):
+    if inspect.isclass(obj):
         return isinstance(owner, type | ModuleType)
-    if inspect.ismethod(found):
-        bases = found.__self__.__mro__ if isinstance(found.__self__, type) else ()
-        is_classmethod = any(isinstance(vars(base).get(found.__name__), classmethod) for base in bases)
+    if inspect.ismethod(obj):
+        bases = obj.__self__.__mro__ if isinstance(obj.__self__, type) else ()
+        is_classmethod = any(isinstance(vars(base).get(obj.__name__), classmethod) for base in bases)
         return isinstance(owner, type | ModuleType) and is_classmethod
     if not isinstance(owner, ModuleType):
         return False
-    if isinstance(found, FunctionType):  # and not a method with another name
-        return "." not in found.__qualname__.rpartition("<locals>.")[2]
-    if isinstance(found, BuiltinFunctionType):
-        return found.__self__ is None or isinstance(found.__self__, type | ModuleType)
-    return isinstance(found, _CACHED)
+    if isinstance(obj, FunctionType):  # and not a method with another name
+        return "." not in obj.__qualname__.rpartition("<locals>.")[2]
+    if isinstance(obj, BuiltinFunctionType):
+        return obj.__self__ is None or isinstance(obj.__self__, type | ModuleType)
+    return isinstance(obj, _CACHED)
 
 
-def _is_exported(found: Any) -> bool:
-    name, origin = getattr(found, "__name__", None), getattr(found, "__module__", None) or ""
+def _is_exported(obj: Any) -> bool:
+    name, origin = getattr(obj, "__name__", None), getattr(obj, "__module__", None) or ""
     if not isinstance(name, str) or name.startswith("_") or within(origin, REFUSED):
         return False
     for package in (*COMPONENTS, "torch.utils.data", "torch.profiler"):
         module = sys.modules.get(package)
         names = PROFILER if package == "torch.profiler" else getattr(module, "__all__", ())
-        if name in names and getattr(module, name) is found:
+        if name in names and getattr(module, name) is obj:
             return True
     return False
 
 
-def _is_functional(found: Any, origin: str | None) -> bool:
+def _is_functional(obj: Any, origin: str | None) -> bool:
     """Return whether it is a function of torch.nn.functional that is written in C++ or made by `boolean_dispatch`."""
-    native = isinstance(found, BuiltinFunctionType) and origin in (None, "torch", "torch._C._nn")
-    dispatched = isinstance(found, FunctionType) and found.__qualname__ == "boolean_dispatch.<locals>.fn"
+    native = isinstance(obj, BuiltinFunctionType) and origin in (None, "torch", "torch._C._nn")
+    dispatched = isinstance(obj, FunctionType) and obj.__qualname__ == "boolean_dispatch.<locals>.fn"
     if not (native or dispatched) or "torch.nn.functional" not in sys.modules:
         return False
     functional = vars(sys.modules["torch.nn.functional"])
-    return any(found is value for name, value in functional.items() if not name.startswith("_"))
+    return any(obj is value for name, value in functional.items() if not name.startswith("_"))

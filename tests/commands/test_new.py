@@ -74,8 +74,8 @@ def test_the_examples_are_listed_by_the_help_and_a_wrong_one_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert all(name in help_of("new") for name in templates())
-    assert run(["new", "demo", "--from", "starte"]) == 2
-    assert capsys.readouterr().err == "error: --from: there is no example 'starte'\n  Did you mean starter?\n"
+    assert run(["new", "demo", "--from", "stater"]) == 2
+    assert capsys.readouterr().err == "error: --from: there is no example 'stater'\n  Did you mean starter?\n"
     assert contents(tmp_path) == {}
 
 
