@@ -23,7 +23,7 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.errors import UserError
 from hydraloop.files import integrity
-from hydraloop.files.record_writer import cuts
+from hydraloop.files.metrics_writer import cuts
 from hydraloop.hooks import EMAHook
 from hydraloop.launch.build import build as build_engine
 from hydraloop.launch.plan import RunPlan

@@ -23,7 +23,7 @@ from hydraloop.files.config_yaml import plain
 from hydraloop.files.console import PrintableFormatter
 from hydraloop.launch import start_ranks, torchrun
 from hydraloop.launch.failure import Failure
-from hydraloop.launch.loading import find_run, load_run
+from hydraloop.launch.load_run import find_run, load_run
 from hydraloop.launch.peers import Peers
 
 _SPLITS = ("test", "val")

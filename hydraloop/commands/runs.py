@@ -20,7 +20,7 @@ from typing import Any
 from hydraloop.errors import UserError, missing_path, printable, suggestion
 from hydraloop.files import lock
 from hydraloop.files.environment import shown
-from hydraloop.files.record_log import FILENAME as LOG
+from hydraloop.files.metrics_log import FILENAME as LOG
 from hydraloop.files.result import FILENAME as RESULT
 from hydraloop.files.result import PAUSE, Objective, Result
 from hydraloop.files.run_directory import OUTPUTS, RECORDS, config_file, typed_overrides

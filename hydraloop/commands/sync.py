@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hydraloop.errors import printable
 from hydraloop.files.console import log_to_stderr
-from hydraloop.files.record_log import FILENAME, count
+from hydraloop.files.metrics_log import FILENAME, count
 from hydraloop.files.secrets import mask_text
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.tracking import run_description

@@ -23,7 +23,6 @@ from torch import nn, optim
 
 from hydraloop.engine.batches import Batches
 from hydraloop.engine.call_table import CallTable, Slot, check_needed, in_place
-from hydraloop.engine.checkpoints import Checkpoints
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.evaluator import Evaluator, check_evaluable
 from hydraloop.engine.hook import Hook, OnError
@@ -38,6 +37,7 @@ from hydraloop.engine.progress import Progress
 from hydraloop.engine.records import Records
 from hydraloop.engine.requests import Requests
 from hydraloop.engine.run import Run, Settings, check_task
+from hydraloop.engine.save_and_restore import Checkpoints
 from hydraloop.engine.seeding import mix_seed, seed_everything
 from hydraloop.engine.signals import preemptible
 from hydraloop.engine.task_steps import make_stepper

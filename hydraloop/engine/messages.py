@@ -13,7 +13,7 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.hook import Mode
 from hydraloop.engine.progress import Progress
 from hydraloop.errors import UserError
-from hydraloop.files.record_log import NONFINITE, OBJECTS, STAMP
+from hydraloop.files.metrics_log import NONFINITE, OBJECTS, STAMP
 
 POSITION = ("mode", "epoch", "iteration")
 """The first entries."""

@@ -11,17 +11,17 @@ from time import perf_counter
 from typing import Literal
 
 from hydraloop.engine.batches import Batches
-from hydraloop.engine.checkpoints import Checkpoints
 from hydraloop.engine.evaluator import Evaluator
 from hydraloop.engine.loaders import end_workers
 from hydraloop.engine.requests import Requests
 from hydraloop.engine.run import Run
+from hydraloop.engine.save_and_restore import Checkpoints
 from hydraloop.engine.summary import Report
 from hydraloop.errors import UserError, interrupt
 from hydraloop.files.checkpoint_files import END_UNWRITTEN
 from hydraloop.files.environment import versions
 from hydraloop.files.lock import RunLock
-from hydraloop.files.record_log import FILENAME, count
+from hydraloop.files.metrics_log import FILENAME, count
 from hydraloop.files.result import PREEMPTED, Objective, Result, Status, describe, signal_of
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from hydraloop.engine.messages import PLAIN, as_tensor, plain, position
 from hydraloop.engine.run import Run
 from hydraloop.errors import UserError
 from hydraloop.files.atomic import file_name
-from hydraloop.files.record_log import OBJECTS, ObjectKind, read_rows
+from hydraloop.files.metrics_log import OBJECTS, ObjectKind, read_rows
 from hydraloop.files.secrets import mask_text
 
 if TYPE_CHECKING:

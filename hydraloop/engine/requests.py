@@ -29,7 +29,7 @@ from hydraloop.files.result import PREEMPTED
 from hydraloop.schemas.option_checks import seconds_of
 
 if TYPE_CHECKING:
-    from hydraloop.engine.checkpoints import Checkpoints
+    from hydraloop.engine.save_and_restore import Checkpoints
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from hydraloop.engine.call_table import CallTable
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.messages import Messages
-from hydraloop.engine.optimizers import Group, describe, parts
+from hydraloop.engine.named_optimizers import Group, describe, parts
 from hydraloop.engine.precision import Precision
 from hydraloop.engine.progress import Progress
 from hydraloop.errors import UserError

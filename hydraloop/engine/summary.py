@@ -12,11 +12,11 @@ from torch import nn
 
 from hydraloop.engine.batches import Batches
 from hydraloop.engine.call_table import COLUMNS, format_order
-from hydraloop.engine.checkpoints import Checkpoints
 from hydraloop.engine.evaluator import Evaluator
 from hydraloop.engine.model_preparation import class_name
-from hydraloop.engine.optimizers import Group
+from hydraloop.engine.named_optimizers import Group
 from hydraloop.engine.run import Run
+from hydraloop.engine.save_and_restore import Checkpoints
 from hydraloop.files.environment import of_project, shown
 from hydraloop.files.result import Result, describe
 from hydraloop.files.terminal import duration, in_bytes, number, rate

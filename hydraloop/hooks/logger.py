@@ -16,8 +16,8 @@ from hydraloop.engine.hook import Hook, Priority
 from hydraloop.engine.interval import Every
 from hydraloop.engine.messages import check_names, position
 from hydraloop.engine.record_table import RecordTable, terminal_width
-from hydraloop.files.record_log import FILENAME, is_after
-from hydraloop.files.record_writer import RecordLog, cut_after
+from hydraloop.files.metrics_log import FILENAME, is_after
+from hydraloop.files.metrics_writer import RecordLog, cut_after
 from hydraloop.files.run_directory import checkpoint_folders
 from hydraloop.schemas.option_checks import check_at_least
 

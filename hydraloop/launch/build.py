@@ -22,14 +22,14 @@ from hydraloop.engine.seeding import seed_everything, use_deterministic_kernels,
 from hydraloop.files import run_directory
 from hydraloop.files.config_yaml import masked_yaml
 from hydraloop.files.lock import RunLock
-from hydraloop.files.record_log import FILENAME
-from hydraloop.files.record_writer import cut_after
+from hydraloop.files.metrics_log import FILENAME
+from hydraloop.files.metrics_writer import cut_after
 from hydraloop.files.run_directory import RECORDS
 from hydraloop.files.secrets import mask_text
 from hydraloop.hooks.build_from_config import build_hooks
 from hydraloop.hooks.epoch_start import DistSamplerSeedHook
 from hydraloop.hooks.param_scheduler import ParamSchedulerHook
-from hydraloop.launch.parts import NONE, Parts
+from hydraloop.launch.given_objects import NONE, Parts
 from hydraloop.launch.plan import RunPlan
 from hydraloop.optim.avoid_dynamo import avoid_dynamo_import
 from hydraloop.optim.optimizers import build_optimizer, optimizer_overrides

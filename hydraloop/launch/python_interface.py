@@ -20,7 +20,7 @@ from hydraloop.config.compose import opened
 from hydraloop.config.value_checks import check_strategy
 from hydraloop.files import console
 from hydraloop.files.config_yaml import remember_config
-from hydraloop.files.record_log import read_rows
+from hydraloop.files.metrics_log import read_rows
 from hydraloop.files.run_directory import check_holds_run
 from hydraloop.launch.plan import plan_build
 from hydraloop.safety.allowlist import ALLOWLIST, Advice, from_python
@@ -127,7 +127,7 @@ def build(
     console.ensure()
     from hydraloop.engine.distributed.process_group import connect
     from hydraloop.launch.build import build as build_engine
-    from hydraloop.launch.parts import Parts
+    from hydraloop.launch.given_objects import Parts
 
     parts = Parts(task, loaders or {}, optimizer, hooks or {})
     cfg = compose(folder=folder, trusted=trusted) if cfg is None else cfg
@@ -179,7 +179,7 @@ def load(
         UserError: there is no run or no checkpoint, the weights do not fit, or an option cannot be built.
     """
     folder = Path(folder or _folder_of(sys._getframe(1).f_code.co_filename))
-    from hydraloop.launch.loading import find_run, load_run
+    from hydraloop.launch.load_run import find_run, load_run
 
     with ALLOWLIST.trusting(folder, _listed(trusted), from_python("load")):
         found = find_run(Path(run_dir), checkpoint, _listed(overrides))

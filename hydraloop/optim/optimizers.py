@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn, optim
 
 from hydraloop.engine.distributed.fsdp import is_sharded
-from hydraloop.engine.optimizers import OptimizerSet
+from hydraloop.engine.named_optimizers import OptimizerSet
 from hydraloop.engine.parameter_patterns import Places, matched, places_of
 from hydraloop.errors import UserError
 from hydraloop.optim.layer_decay import lr_scales

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hydraloop.engine.optimizers import parts
+from hydraloop.engine.named_optimizers import parts
 from hydraloop.errors import UserError, any_of, suggestion
 from hydraloop.optim.schedule_functions import Function
 

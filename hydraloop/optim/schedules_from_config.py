@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from hydraloop.engine.checkpoint.format import Position
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.optimizers import parts
+from hydraloop.engine.named_optimizers import parts
 from hydraloop.engine.progress import Progress
 from hydraloop.engine.run import Settings
 from hydraloop.errors import UserError

@@ -20,7 +20,7 @@ from hydraloop.files import atomic, lock
 from hydraloop.files.atomic import read_json
 from hydraloop.files.checkpoint_files import END_UNWRITTEN, candidates
 from hydraloop.files.config_yaml import plain
-from hydraloop.files.record_log import FILENAME as RECORDS
+from hydraloop.files.metrics_log import FILENAME as RECORDS
 from hydraloop.files.result import PAUSE, PREEMPTED, Best, Result, digest
 from hydraloop.files.run_directory import checkpoint_folders
 from hydraloop.launch.exit import REQUEUE

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hydraloop.errors import UserError
-from hydraloop.files.record_log import FILENAME, Position, Reader, read_all
+from hydraloop.files.metrics_log import FILENAME, Position, Reader, read_all
 from hydraloop.files.result import Result, by_keys
 from hydraloop.sweeps.axes import Params
 from hydraloop.sweeps.job_states import JobState

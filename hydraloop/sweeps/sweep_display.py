@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, get_args
 
 from hydraloop.files.environment import shown
 from hydraloop.files.error_reports import failed_jobs
-from hydraloop.files.record_log import FILENAME, Record, read_end
+from hydraloop.files.metrics_log import FILENAME, Record, read_end
 from hydraloop.files.terminal import brief, clock, number
 from hydraloop.sweeps import job_states, results_table
 from hydraloop.sweeps.controller import Controller, Watcher

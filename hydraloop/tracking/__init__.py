@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hydraloop.files.record_log import LoggedObject, Record
+from hydraloop.files.metrics_log import LoggedObject, Record
 from hydraloop.tracking.tracker import (
     BusyError,
     Finish,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hydraloop.files import atomic
 from hydraloop.files.atomic import read_json
 from hydraloop.files.environment import of_project, shown
-from hydraloop.files.record_log import FILENAME, count
+from hydraloop.files.metrics_log import FILENAME, count
 from hydraloop.tracking.tracker import FOLDER
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from time import monotonic
 from typing import Literal
 
 from hydraloop.engine.interval import Every
-from hydraloop.files import record_writer
+from hydraloop.files import metrics_writer
 from hydraloop.files.environment import shown
-from hydraloop.files.record_log import FILENAME, Position, Reader, Record
+from hydraloop.files.metrics_log import FILENAME, Position, Reader, Record
 from hydraloop.tracking.cursor import Cursor, path_of, sync_command
 from hydraloop.tracking.tracker import (
     BusyError,
@@ -214,9 +214,9 @@ class Follower:
         except FileNotFoundError:  # a run without records yet
             pass
         if not self._rewound:
-            index = record_writer.still_there(path, cursor.index, cursor.cuts)
+            index = metrics_writer.still_there(path, cursor.index, cursor.cuts)
             self._go_back(self._tracker.rewound(index) if index < cursor.index else index)
-            cursor.cuts = len(record_writer.cuts(path))
+            cursor.cuts = len(metrics_writer.cuts(path))
             self._rewound = True
         if cursor.attempt != number:
             cursor.complete = False
@@ -229,7 +229,10 @@ class Follower:
         """Check that the log is the one that was opened: reading from the middle of another file returns garbage."""
         path = self._run_dir / FILENAME
         with suppress(FileNotFoundError):  # a run without records yet, or one that was moved
-            if len(record_writer.cuts(path)) != self._cursor.cuts or path.stat().st_size < self._reader.position.offset:
+            if (
+                len(metrics_writer.cuts(path)) != self._cursor.cuts
+                or path.stat().st_size < self._reader.position.offset
+            ):
                 raise _CutError
 
     def _go_back(self, index: int) -> None:

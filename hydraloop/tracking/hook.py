@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.errors import UserError, not_installed
 from hydraloop.files import lock
-from hydraloop.files.record_log import FILENAME, count
+from hydraloop.files.metrics_log import FILENAME, count
 from hydraloop.files.result import describe
 from hydraloop.files.secrets import mask_text, masked
 from hydraloop.schemas.option_checks import check_at_least

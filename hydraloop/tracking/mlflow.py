@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from hydraloop.files.record_log import FILENAME, Record
+from hydraloop.files.metrics_log import FILENAME, Record
 from hydraloop.files.result import FILENAME as RESULT_FILE
 from hydraloop.files.secrets import masked
 from hydraloop.tracking import mlflow_runs

@@ -23,7 +23,7 @@ from filelock import FileLock
 from hydraloop.files import atomic
 from hydraloop.files.atomic import file_name
 from hydraloop.files.checkpoint_files import is_complete
-from hydraloop.files.record_log import Record
+from hydraloop.files.metrics_log import Record
 from hydraloop.files.result import FILENAME as RESULT_FILE
 from hydraloop.files.run_directory import SWEEP_FILE
 from hydraloop.files.secrets import MASK, mask_text

@@ -24,7 +24,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from hydraloop.files.atomic import file_name
 from hydraloop.files.environment import shown
-from hydraloop.files.record_log import ObjectKind, Record
+from hydraloop.files.metrics_log import ObjectKind, Record
 from hydraloop.tracking.run_description import override_values
 from hydraloop.tracking.tracker import Finish, LostError, Run, Tracker, own, own_folder
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hydraloop.errors import UserError
-from hydraloop.files.record_log import Record
+from hydraloop.files.metrics_log import Record
 from hydraloop.files.result import Status
 from hydraloop.safety.allowlist import ALLOWLIST
 

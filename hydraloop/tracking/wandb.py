@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from hydraloop.files.record_log import FILENAME, Record
+from hydraloop.files.metrics_log import FILENAME, Record
 from hydraloop.tracking.tracker import Finish, LostError, Tracker, UnusableError, own_folder
 
 os.environ.update(WANDB_ERROR_REPORTING="false", WANDB_SILENT="true")

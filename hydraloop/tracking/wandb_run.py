@@ -19,7 +19,7 @@ import yaml
 from hydraloop.files.atomic import file_name
 from hydraloop.files.checkpoint_files import is_complete
 from hydraloop.files.code_patch import FILENAME as PATCH_FILE
-from hydraloop.files.record_log import LoggedObject, Record
+from hydraloop.files.metrics_log import LoggedObject, Record
 from hydraloop.files.result import FILENAME as RESULT_FILE
 from hydraloop.files.secrets import mask_text, masked
 from hydraloop.tracking.run_description import checkpoints, result_of

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 import hydraloop
 from hydraloop.errors import UserError
-from hydraloop.launch.loading import checkpoint_of
+from hydraloop.launch.load_run import checkpoint_of
 from hydraloop.tasks import Classification
 from tests.config.composed import REPOSITORY
 

@@ -27,8 +27,8 @@ from torch import Tensor
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from hydraloop.engine.checkpoint.format import load, write
-from hydraloop.engine.checkpoints import stand_alone, write_file
 from hydraloop.engine.distributed.process_group import connect
+from hydraloop.engine.save_and_restore import stand_alone, write_file
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint_copies import write_safetensors
 from hydraloop.schemas.engine import DistributedConf

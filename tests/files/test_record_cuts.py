@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hydraloop.files.record_log import FILENAME, read_all
-from hydraloop.files.record_writer import cut_after, cuts, still_there
+from hydraloop.files.metrics_log import FILENAME, read_all
+from hydraloop.files.metrics_writer import cut_after, cuts, still_there
 
 _RUN = [("train", 10), ("train", 20), ("val", 20), ("train", 30), ("train", 40), ("val", 40), ("test", 40)]
 

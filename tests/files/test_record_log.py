@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hydraloop.files.record_log import LoggedObject, Position, Reader, count, read_all, read_some
-from hydraloop.files.record_writer import RecordLog, cut_torn_line
+from hydraloop.files.metrics_log import LoggedObject, Position, Reader, count, read_all, read_some
+from hydraloop.files.metrics_writer import RecordLog, cut_torn_line
 
 
 def _log(path: Path, *lines: str) -> Path:

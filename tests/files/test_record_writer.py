@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hydraloop.files.record_writer import RecordLog
+from hydraloop.files.metrics_writer import RecordLog
 
 
 @contextmanager

@@ -12,11 +12,12 @@ import pytest
 
 from hydraloop.engine.checkpoint import format as checkpoint_format
 from hydraloop.errors import UserError
-from hydraloop.files import atomic, checkpoint_files, config_yaml, lock, record_log, record_writer, run_directory
+from hydraloop.files import atomic, checkpoint_files, config_yaml, lock, metrics_log, metrics_writer, run_directory
 from hydraloop.files.result import Result, digest
 from hydraloop.sweeps import job_states, sweep_directory
 from hydraloop.tracking.cursor import Cursor
 
+METRICS = "metrics.jsonl"
 DEEP = "[" * 200_000 + "]" * 200_000
 READERS: dict[str, tuple[str, Callable[[Path], Any], Any]] = {
     "result": ("result.json", Result.read, None),
@@ -27,10 +28,14 @@ READERS: dict[str, tuple[str, Callable[[Path], Any], Any]] = {
     "last checkpoint": ("last_checkpoint", checkpoint_files.candidates, []),
     "overrides": (".hydra/overrides.yaml", run_directory.typed_overrides, []),
     "config": ("config.yaml", lambda folder: config_yaml.loaded(folder / "config.yaml", "it"), UserError),
-    "records": ("metrics.jsonl", lambda folder: list(record_log.read_all(folder / "metrics.jsonl")), OSError),
-    "end of the records": ("metrics.jsonl", lambda folder: record_log.read_end(folder / "metrics.jsonl", 99), OSError),
-    "number of records": ("metrics.jsonl", lambda folder: record_log.count(folder / "metrics.jsonl"), OSError),
-    "cuts of the records": ("metrics.cuts.jsonl", lambda folder: record_writer.cuts(folder / "metrics.jsonl"), OSError),
+    "records": ("metrics.jsonl", lambda folder: list(metrics_log.read_all(folder / "metrics.jsonl")), OSError),
+    "end of the records": ("metrics.jsonl", lambda folder: metrics_log.read_end(folder / METRICS, 99), OSError),
+    "number of records": ("metrics.jsonl", lambda folder: metrics_log.count(folder / METRICS), OSError),
+    "cuts of the records": (
+        "metrics.cuts.jsonl",
+        lambda folder: metrics_writer.cuts(folder / METRICS),
+        OSError,
+    ),
     "cursor": ("tracking/mine.cursor.json", lambda folder: Cursor.load(folder, "mine"), None),
 }
 
@@ -62,7 +67,7 @@ def test_a_deep_file_is_damaged(name: str, tmp_path: Path) -> None:
 
 def test_a_deep_record_is_damaged(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(f'{{"a": {DEEP}}}\n')
-    assert [record.is_damaged for record in record_log.read_all(tmp_path / "metrics.jsonl")] == [True]
+    assert [record.is_damaged for record in metrics_log.read_all(tmp_path / "metrics.jsonl")] == [True]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.messages import position
 from hydraloop.errors import UserError
-from hydraloop.files.record_writer import cuts
+from hydraloop.files.metrics_writer import cuts
 from hydraloop.hooks.checkpoint import CheckpointHook
 from hydraloop.hooks.logger import LoggerHook
 from hydraloop.hooks.runtime_info import RuntimeInfoHook

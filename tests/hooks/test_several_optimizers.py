@@ -15,8 +15,8 @@ from torch import nn, optim
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.optimizers import OptimizerSet
-from hydraloop.files.record_log import FILENAME
+from hydraloop.engine.named_optimizers import OptimizerSet
+from hydraloop.files.metrics_log import FILENAME
 from hydraloop.hooks import CheckInvalidLossHook, CheckpointHook, EMAHook, FreezeHook
 from hydraloop.hooks.check_invalid_loss import InvalidLossError
 from hydraloop.hooks.grad_clip import GradClipHook

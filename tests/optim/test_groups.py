@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn, optim
 
 from hydraloop.engine.distributed.comm import Distributed
-from hydraloop.engine.optimizers import OptimizerSet, describe, parts
+from hydraloop.engine.named_optimizers import OptimizerSet, describe, parts
 from hydraloop.engine.parameter_patterns import matched, places_of
 from hydraloop.errors import UserError
 from hydraloop.optim.optimizers import build_optimizer

@@ -14,7 +14,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn, optim
 
-from hydraloop.engine.checkpoint.optimizers import load_state
+from hydraloop.engine.checkpoint.optimizer_state import load_state
 from hydraloop.errors import UserError
 from hydraloop.optim import resolve_fused
 from hydraloop.optim.optimizers import build_optimizer

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import SGD, Adagrad, AdamW, Muon
 
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.optimizers import OptimizerSet
+from hydraloop.engine.named_optimizers import OptimizerSet
 from hydraloop.engine.run import Settings
 from hydraloop.errors import UserError
 from hydraloop.optim import build_schedules

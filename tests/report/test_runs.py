@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from hydraloop.files.lock import RunLock
-from hydraloop.files.record_writer import RecordLog
+from hydraloop.files.metrics_writer import RecordLog
 from tests.report.written import HOSTILE, Page, report, write_run
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hydraloop.files.record_writer import RecordLog
+from hydraloop.files.metrics_writer import RecordLog
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from tests.report.written import HOSTILE, Page, report
 from tests.sweeps.search.played import LR, Search

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hydraloop.commands.command_line import view
-from hydraloop.files.record_writer import RecordLog
+from hydraloop.files.metrics_writer import RecordLog
 from hydraloop.files.result import Objective, Result
 
 HOSTILE = '<script>alert(1)</script><a href="javascript:alert(2)">x</a><img src=http://x.invalid onerror=alert(3)>'

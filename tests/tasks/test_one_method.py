@@ -15,7 +15,7 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.run import Settings
 from hydraloop.errors import UserError
-from hydraloop.files.record_log import FILENAME
+from hydraloop.files.metrics_log import FILENAME
 from hydraloop.hooks import LoggerHook, RuntimeInfoHook
 from hydraloop.tasks import MeanAbsoluteError, Task
 from tests.helpers import EngineWithNeededHooks

@@ -16,7 +16,7 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.run import Settings
 from hydraloop.errors import UserError
-from hydraloop.files.record_log import FILENAME
+from hydraloop.files.metrics_log import FILENAME
 from hydraloop.hooks import LoggerHook
 from hydraloop.tasks import Accuracy, Classification
 from hydraloop.tasks.values import forms_of

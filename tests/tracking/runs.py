@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hydraloop.files.record_log import FILENAME, Record
-from hydraloop.files.record_writer import RecordLog
+from hydraloop.files.metrics_log import FILENAME, Record
+from hydraloop.files.metrics_writer import RecordLog
 from hydraloop.tracking import run_description
 from hydraloop.tracking.tracker import Attempt, Finish, RefusedError, Run, Tracker
 

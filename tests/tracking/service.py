@@ -11,7 +11,7 @@ from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from hydraloop.files.record_log import Record
+from hydraloop.files.metrics_log import Record
 from hydraloop.tracking.tracker import BusyError, Finish, Tracker
 
 Answer = tuple[int, dict[str, str]]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hydraloop.files.record_log import FILENAME, read_all
+from hydraloop.files.metrics_log import FILENAME, read_all
 from hydraloop.files.result import Result
 from tests.docs.pages import blocks
 from tests.e2e.projects import REPOSITORY, Project

@@ -18,8 +18,8 @@ import pytest
 
 import hydraloop
 from hydraloop.files.lock import RunLock
-from hydraloop.files.record_log import FILENAME
-from hydraloop.files.record_writer import cut_after
+from hydraloop.files.metrics_log import FILENAME
+from hydraloop.files.metrics_writer import cut_after
 from hydraloop.files.result import Result, digest
 from hydraloop.files.run_directory import SWEEP_FILE
 from hydraloop.safety.allowlist import ALLOWLIST

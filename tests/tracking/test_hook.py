@@ -16,7 +16,7 @@ import pytest
 from hydraloop.commands.command_line import view as command
 from hydraloop.engine.engine import Engine
 from hydraloop.errors import UserError
-from hydraloop.files.record_log import FILENAME, count
+from hydraloop.files.metrics_log import FILENAME, count
 from hydraloop.files.result import Result
 from hydraloop.hooks import TensorBoardLoggerHook
 from hydraloop.tracking import run_description

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hydraloop.commands import sync
-from hydraloop.files.record_log import FILENAME
+from hydraloop.files.metrics_log import FILENAME
 from hydraloop.files.result import Result
 from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.tracker import MLFLOW, RefusedError, own

@@ -21,7 +21,7 @@ from hydraloop.engine.hook import MOUNT_POINTS, Hook, Priority
 from hydraloop.engine.seeding import seed_everything
 from hydraloop.hooks.checkpoint import CheckpointHook
 from hydraloop.launch.build import assemble
-from hydraloop.launch.parts import Parts
+from hydraloop.launch.given_objects import Parts
 
 ON_CPU = {"engine.device": "cpu", "precision": {"name": "fp32"}}
 """Changes of a run that computes in fp32 on the CPU."""

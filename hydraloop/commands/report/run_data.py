@@ -17,7 +17,7 @@ from hydraloop.errors import UserError
 from hydraloop.files import lock, run_directory
 from hydraloop.files.changes import ABSENT
 from hydraloop.files.config_yaml import loaded
-from hydraloop.files.record_log import FILENAME, Record, read_some
+from hydraloop.files.metrics_log import FILENAME, Record, read_some
 from hydraloop.files.result import Result
 from hydraloop.files.run_directory import config_file
 from hydraloop.files.secrets import mask_command

@@ -13,7 +13,7 @@ from hydraloop.commands.report.page import Html, Page, element, note, rich_table
 from hydraloop.commands.report.run_data import ACCENT, LAYOUT, QUIET, RunData, curves, trace
 from hydraloop.commands.report.runs_page import head
 from hydraloop.files.environment import shown
-from hydraloop.files.record_log import FILENAME, read_some
+from hydraloop.files.metrics_log import FILENAME, read_some
 from hydraloop.files.secrets import mask_command
 from hydraloop.files.terminal import brief, clock, number
 from hydraloop.sweeps import results, results_table

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hydraloop.files.record_log import LoggedObject, Record
+from hydraloop.files.metrics_log import LoggedObject, Record
 from hydraloop.tracking.tracker import Finish
 from tests.tracking.mlflow.runs import BEGAN, QUIET, empty_database, folder, opened, run_in, send_files, training
 

@@ -18,7 +18,7 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.fsdp import local, whole
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.optimizers import OptimizerSet
+from hydraloop.engine.named_optimizers import OptimizerSet
 from hydraloop.engine.run import Settings
 from hydraloop.hooks.param_scheduler import ParamSchedulerHook
 from hydraloop.optim import (

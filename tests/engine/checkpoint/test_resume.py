@@ -23,7 +23,7 @@ from hydraloop.data import InMemoryDataset, build_loader
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.optimizers import OptimizerSet
+from hydraloop.engine.named_optimizers import OptimizerSet
 from hydraloop.engine.run import Settings
 from hydraloop.engine.seeding import rng_state, seed_everything, set_rng_state
 from hydraloop.hooks import (

@@ -13,7 +13,7 @@ from hydraloop.data import InMemoryDataset, build_loader
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.fsdp import whole
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.optimizers import OptimizerSet
+from hydraloop.engine.named_optimizers import OptimizerSet
 from hydraloop.engine.run import Settings
 from hydraloop.hooks import DistSamplerSeedHook, EMAHook, GradClipHook, RuntimeInfoHook
 from hydraloop.tasks import Regression

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.optimizers import OptimizerSet
+from hydraloop.engine.named_optimizers import OptimizerSet
 from hydraloop.engine.run import Settings
 from hydraloop.errors import Terminated
 from hydraloop.files.environment import shown

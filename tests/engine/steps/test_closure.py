@@ -15,7 +15,7 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.optimizers import OptimizerSet
+from hydraloop.engine.named_optimizers import OptimizerSet
 from hydraloop.engine.precision import FP16, Autocast, Precision
 from hydraloop.engine.run import Settings
 from hydraloop.errors import UserError

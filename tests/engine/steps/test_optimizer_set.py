@@ -11,7 +11,7 @@ from torch import nn, optim
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.optimizers import OptimizerSet, describe, parts
+from hydraloop.engine.named_optimizers import OptimizerSet, describe, parts
 from hydraloop.engine.precision import make_precision
 from hydraloop.engine.run import Settings
 from hydraloop.hooks import EMAHook, GradClipHook

@@ -16,7 +16,7 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.optimizers import OptimizerSet
+from hydraloop.engine.named_optimizers import OptimizerSet
 from hydraloop.engine.precision import make_precision
 from hydraloop.engine.run import Settings
 from hydraloop.errors import UserError

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from hydraloop.files.record_log import FILENAME, Position, Reader, Record
-from hydraloop.files.record_writer import RecordLog, cut_after
+from hydraloop.files.metrics_log import FILENAME, Position, Reader, Record
+from hydraloop.files.metrics_writer import RecordLog, cut_after
 from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.follower import BATCH, Follower, described
 from hydraloop.tracking.tracker import Finish, UnusableError

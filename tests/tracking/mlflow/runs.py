@@ -12,7 +12,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run as MLflowRun
 
-from hydraloop.files.record_log import Record
+from hydraloop.files.metrics_log import Record
 from hydraloop.tracking.mlflow import DEFAULTS, MLflowTracker, prepare
 from hydraloop.tracking.mlflow_runs import connected, unsynced
 from hydraloop.tracking.tracker import Attempt, Run

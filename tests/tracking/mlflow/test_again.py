@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from hydraloop.commands import sync
-from hydraloop.files.record_log import FILENAME
+from hydraloop.files.metrics_log import FILENAME
 from hydraloop.files.result import Result
 from hydraloop.tracking.cursor import Cursor, path_of
 from hydraloop.tracking.tracker import MLFLOW

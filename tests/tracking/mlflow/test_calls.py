@@ -129,7 +129,7 @@ def test_the_follower_s_process_has_no_pandas(folder: Path) -> None:
     run_python(
         "import sys",
         "from pathlib import Path",
-        "from hydraloop.files.record_log import LoggedObject, Record",
+        "from hydraloop.files.metrics_log import LoggedObject, Record",
         "from hydraloop.tracking import run_description",
         "from hydraloop.tracking.tracker import Finish, load_tracker",
         f"kind = load_tracker({MLFLOW!r})",

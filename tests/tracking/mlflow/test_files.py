@@ -14,7 +14,7 @@ import pytest
 from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 from PIL import Image
 
-from hydraloop.files.record_log import LoggedObject, Record
+from hydraloop.files.metrics_log import LoggedObject, Record
 from hydraloop.tracking.mlflow import MLflowTracker
 from hydraloop.tracking.tracker import Finish
 from tests.tracking.mlflow.runs import (

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from hydraloop.files.record_log import Record
-from hydraloop.files.record_writer import RecordLog
+from hydraloop.files.metrics_log import Record
+from hydraloop.files.metrics_writer import RecordLog
 from hydraloop.files.result import Best, Result
 from hydraloop.tracking.mlflow import MLflowTracker
 from hydraloop.tracking.tracker import Finish, GoneError, RefusedError, UnusableError

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 
-from hydraloop.files.record_log import LoggedObject, Record
+from hydraloop.files.metrics_log import LoggedObject, Record
 from hydraloop.tracking.tensorboard import TensorBoardTracker
 from hydraloop.tracking.tracker import Attempt, Finish, LostError, Run, Sweep
 from tests.helpers import make_engine

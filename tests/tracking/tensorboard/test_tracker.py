@@ -23,7 +23,7 @@ from tensorboard.backend.event_processing.event_file_loader import RawEventFileL
 from tensorboard.compat.proto import event_pb2
 from tensorboard.plugins.hparams import api_pb2, metadata
 
-from hydraloop.files.record_log import LoggedObject, Record
+from hydraloop.files.metrics_log import LoggedObject, Record
 from hydraloop.tracking.tensorboard import TensorBoardTracker
 from hydraloop.tracking.tracker import Attempt, Finish, LostError, Run, Sweep, UnusableError
 

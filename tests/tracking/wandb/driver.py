@@ -17,8 +17,8 @@ from typing import Any
 
 import psutil
 
-from hydraloop.files.record_log import FILENAME, Position, Reader, count
-from hydraloop.files.record_writer import RecordLog
+from hydraloop.files.metrics_log import FILENAME, Position, Reader, count
+from hydraloop.files.metrics_writer import RecordLog
 from hydraloop.tracking import run_description
 from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.follower import Follower

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from hydraloop.files.record_log import FILENAME
-from hydraloop.files.record_writer import cut_after
+from hydraloop.files.metrics_log import FILENAME
+from hydraloop.files.metrics_writer import cut_after
 from tests.tracking.runs import attempt, described_run
 from tests.tracking.wandb.service import Service, serving
 from tests.tracking.wandb.test_tracker import KEY, append, drive, everything_below

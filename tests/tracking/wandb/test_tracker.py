@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hydraloop.files.record_log import FILENAME, count
+from hydraloop.files.metrics_log import FILENAME, count
 from hydraloop.tracking import run_description
 from hydraloop.tracking.tracker import Run, Sweep
 from hydraloop.tracking.wandb import mode_of

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from hydraloop.files.atomic import read_bytes
-from hydraloop.files.record_log import NONFINITE, OBJECTS, STAMP, Position, Reader, count, is_after, read_all
+from hydraloop.files.metrics_log import NONFINITE, OBJECTS, STAMP, Position, Reader, count, is_after, read_all
 
 log = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from hydraloop.files.checkpoint_files import PUBLISHED, SUFFIX, newest_intact
 from hydraloop.files.result import Result
 from hydraloop.files.run_directory import check_holds_run, checkpoint_folders
 from hydraloop.launch.build import assemble
-from hydraloop.launch.parts import Parts
+from hydraloop.launch.given_objects import Parts
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.schemas.data import SPLITS
 from hydraloop.schemas.selected_hooks import HOOK_GROUPS

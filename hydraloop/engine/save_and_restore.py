@@ -11,7 +11,7 @@ from typing import Any
 
 from hydraloop.engine import seeding
 from hydraloop.engine.batches import Batches
-from hydraloop.engine.checkpoint import optimizers, rank_buffers
+from hydraloop.engine.checkpoint import optimizer_state, rank_buffers
 from hydraloop.engine.checkpoint.data_position import DataPosition
 from hydraloop.engine.checkpoint.format import FORMAT, Checkpoint, check_resumable
 from hydraloop.engine.checkpoint.format import load as load_file
@@ -208,7 +208,7 @@ class Checkpoints:
             checkpoint["task"] = task
         if optimizer:
             checkpoint["optimizer"] = run.optimizer.state_dict()
-            checkpoint["meta"] |= optimizers.meta(run)
+            checkpoint["meta"] |= optimizer_state.meta(run)
         if schedulers:
             checkpoint["schedulers"] = {name: schedule.state_dict() for name, schedule in run.schedules.items()}
         return checkpoint
@@ -319,7 +319,7 @@ class Checkpoints:
                     remedy="To continue with a new one, set resume_strict=false.",
                 )
         if "optimizer" in checkpoint:
-            optimizers.load(run, checkpoint, strict=strict)
+            optimizer_state.load(run, checkpoint, strict=strict)
         load_named("schedulers", dict(run.schedules), checkpoint.get("schedulers", {}), strict)
         load_named("hooks", self._hooks_with_state(), checkpoint["hooks"], strict)
         rank_buffers.load(run, checkpoint.get("buffers", ()))
