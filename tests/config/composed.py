@@ -1,14 +1,19 @@
 """The command lines whose composed configs are in golden/.
 
-After an intended change, run `python -m tests.config.composed` and read the diff.
+`default.yaml` is a whole config. Each other file lists what a command line adds to it (+) and removes from it (-), a
+key with its value a line, below the key that it follows. After an intended change, run
+`python -m tests.config.composed` and read the diff.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from difflib import SequenceMatcher
 from pathlib import Path
+from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -67,28 +72,55 @@ def job(lines: Sequence[str], opened: composing.Composer) -> DictConfig:
     return cfg
 
 
-def all_composed() -> Iterator[tuple[str, str]]:
-    """(name of the golden file, its text) of every command line, and of each job of a sweep."""
+def all_composed() -> Iterator[tuple[str, list[str], DictConfig]]:
+    """(name, command, config) of every command line, and of each job of a sweep; the default first."""
     with composer() as opened:
         for name, typed in SINGLE.items():
             lines, _ = arguments.with_hook_lists(typed)
-            yield f"{name}.yaml", _text(["python train.py", *typed], job(lines, opened))
+            yield name, ["python train.py", *typed], job(lines, opened)
         for name, typed in SWEEPS.items():
             axes = select(arguments.parse(typed), [], OmegaConf.structured(SweepConf))
             assert isinstance(axes, list)
             for number, lines in enumerate(jobs_of(axes)):
-                yield f"{name}.{number}.yaml", _text(["python train.py -m", *typed], job(lines, opened))
+                yield f"{name}.{number}", ["python train.py -m", *typed], job(lines, opened)
 
 
-def _text(command: Sequence[str], cfg: DictConfig) -> str:
-    return f"# {' '.join(command)}\n{OmegaConf.to_yaml(cfg)}"
+def golden_files() -> dict[str, str]:
+    """The text of each golden file."""
+    (_, _, default), *others = all_composed()
+    files = {"default.yaml": OmegaConf.to_yaml(default)}
+    for name, command, cfg in others:
+        changes = _changes(_lines(default), _lines(cfg))
+        files[f"{name}.diff"] = "\n".join([f"# {' '.join(command)}", *changes, ""])
+    return files
+
+
+def _changes(before: Sequence[str], after: Sequence[str]) -> Iterator[str]:
+    for kind, begin, end, new, new_end in SequenceMatcher(a=before, b=after, autojunk=False).get_opcodes():
+        if kind != "equal":
+            yield f"after {before[begin - 1].partition(':')[0]}"
+            yield from (f"- {line}" for line in before[begin:end])
+            yield from (f"+ {line}" for line in after[new:new_end])
+
+
+def _lines(cfg: DictConfig) -> list[str]:
+    return list(_flat(cast(dict[str, Any], OmegaConf.to_container(cfg, enum_to_str=True))))
+
+
+def _flat(node: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield `key: value` of each value that is no mapping with entries, in order."""
+    for key, value in node.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}: {json.dumps(value)}"
 
 
 def main() -> None:
     """Write the golden files."""
-    for old in GOLDEN.glob("*.yaml"):
+    for old in GOLDEN.iterdir():
         old.unlink()
-    for name, text in all_composed():
+    for name, text in golden_files().items():
         (GOLDEN / name).write_text(text, encoding="utf-8")
 
 
