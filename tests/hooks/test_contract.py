@@ -34,7 +34,7 @@ from hydraloop.schemas.selected_hooks import HOOK_CLASSES
 from hydraloop.tasks.metrics import Accuracy
 from hydraloop.tasks.per_sample import Classification
 from hydraloop.tracking.hook import TrackerHook
-from tests.helpers import EngineWithNeededHooks, differences
+from tests.helpers import EngineWithNeededHooks, differences, failing
 from tests.hooks.npu import torch_npu
 from tests.marks import nightly
 
@@ -204,89 +204,17 @@ def _ran(engine: Engine) -> None:
 
 
 def _no_warnings(caplog: pytest.LogCaptureFixture) -> None:
-    failed = [record.getMessage() for record in caplog.records if "failed at" in record.getMessage()]
-    assert failed == [], "a hook with on_error=warn would hide its bugs"
+    hidden = [text for text in caplog.messages if "failed at" in text or "while closing" in text]
+    assert hidden == [], "a hook with on_error=warn would hide its bugs"
 
 
-@each_run
-def test_a_run_with_only_this_hook_finishes_and_resumes(
-    option: Option, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    _ran(_engine(tmp_path / "one", {option.name: option.make(), "saving": Saving()}))
-    saved = tmp_path / "one" / "checkpoints" / "saved_1.pth"
-    resumed = option.make()
-    _ran(_engine(tmp_path / "two", {option.name: resumed, "saving": Saving()}, resume=saved))
-    _no_warnings(caplog)
-
-
-@pytest.mark.slow
-def test_a_run_with_all_of_them_finishes_and_resumes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def hooks() -> dict[str, Hook]:
-        # A process has one profiler, and `npu_profiler` needs a package that only machines with such a device have.
-        selected = [option for option in OPTIONS if option.name != "npu_profiler"]
-        return {**{option.name: option.make() for option in selected}, "saving": Saving()}
-
-    _ran(_engine(tmp_path / "one", hooks()))
-    _ran(_engine(tmp_path / "two", hooks(), resume=tmp_path / "one" / "checkpoints" / "saved_1.pth"))
-    _no_warnings(caplog)
-
-
-@each_run
-def test_a_run_without_validation_finishes(option: Option, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    engine = _engine(tmp_path, {option.name: option.make()}, val=False)
-    if option.name in NEEDS_VALIDATION:
-        with pytest.raises(UserError, match=rf"hooks\.{option.name}: "):
-            engine.train()
-        assert engine.progress.iteration == 0
-        return
-    _ran(engine)
-    _no_warnings(caplog)
-
-
-@each_run
-@pytest.mark.parametrize("method", ["validate", "test"])
-def test_an_evaluation_without_training_finishes(
-    option: Option, method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    engine = _engine(tmp_path, {option.name: option.make()})
-    metrics: dict[str, float] = getattr(engine, method)()
-    assert set(metrics) == {"accuracy", "loss"}
-    _no_warnings(caplog)
-
-
-@each_run
-@pytest.mark.parametrize("point", ["before_run", "after_train_iter", "before_val_iter"])
-def test_an_error_of_another_hook_is_handled(
-    option: Option, point: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail(self: Hook, *arguments: Any) -> None:
-        raise RuntimeError("on purpose")
-
-    failing: Callable[[], Hook] = type("Failing", (Hook,), {point: fail, "priority": 0})
-    with pytest.raises(RuntimeError, match="on purpose"):
-        _engine(tmp_path, {option.name: option.make(), "failing": failing()}).train()
-    assert not [record for record in caplog.records if "while closing" in record.getMessage()]
-    _no_warnings(caplog)
-
-
-@each_run
-def test_its_state_survives_a_file(option: Option, tmp_path: Path) -> None:
-    hook = option.make()
-    if not hook.overrides("state_dict"):
-        assert hook.state_dict() == {}
-        return
-    _engine(tmp_path, {option.name: hook}).train()
-    state = hook.state_dict()
-    assert state, "after a run there is something in it"
-    torch.save(state, tmp_path / "state.pth")
-    loaded = torch.load(tmp_path / "state.pth", weights_only=True)
-    assert list(differences(loaded, state)) == []
-    other = option.make()
-    engine = _engine(tmp_path / "other", {option.name: other})
-    engine.calls.before_run()
-    other.load_state_dict(loaded)
-    if option.name != "checkpoint":  # whose files are in the other run's folder
-        assert list(differences(other.state_dict(), state)) == []
+def _runs_and_resumes(path: Path, make: Callable[[], dict[str, Hook]]) -> Engine:
+    """Train, and train on from the checkpoint of the first epoch. Returns the first engine."""
+    torch.manual_seed(0)
+    first = _engine(path / "one", {**make(), "saving": Saving()})
+    _ran(first)
+    _ran(_engine(path / "two", {**make(), "saving": Saving()}, resume=path / "one" / "checkpoints" / "saved_1.pth"))
+    return first
 
 
 @pytest.fixture(scope="module")
@@ -299,10 +227,57 @@ def unchanged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @each_run
-def test_only_some_hooks_change_the_weights(option: Option, tmp_path: Path, unchanged: dict[str, Any]) -> None:
-    """With default options, only these hooks change the weights at the end of training."""
-    torch.manual_seed(0)
-    watched = _engine(tmp_path / "watched", {option.name: option.make()})
-    watched.train()
-    same = not list(differences(unchanged, watched.model.state_dict()))
+def test_a_run_finishes_and_resumes_and_its_state_survives_a_file(
+    option: Option, tmp_path: Path, caplog: pytest.LogCaptureFixture, unchanged: dict[str, Any]
+) -> None:
+    """With default options, only some hooks change the weights."""
+    engine = _runs_and_resumes(tmp_path, lambda: {option.name: option.make()})
+    same = not list(differences(unchanged, engine.model.state_dict()))
     assert same == (option.name not in {"sync_random_size", "freeze"})
+    hook = engine.hooks[option.name]
+    state = hook.state_dict()
+    assert bool(state) == hook.overrides("state_dict"), "after a run there is something in it"
+    if state:
+        torch.save(state, tmp_path / "state.pth")
+        loaded = torch.load(tmp_path / "state.pth", weights_only=True)
+        assert list(differences(loaded, state)) == []
+        other = option.make()
+        _engine(tmp_path / "other", {option.name: other}).calls.before_run()
+        other.load_state_dict(loaded)
+        if option.name != "checkpoint":  # whose files are in the other run's folder
+            assert list(differences(other.state_dict(), state)) == []
+    _no_warnings(caplog)
+
+
+@pytest.mark.slow
+def test_a_run_with_all_of_them_finishes_and_resumes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    # A process has one profiler, and `npu_profiler` needs a package that only machines with such a device have.
+    selected = [option for option in OPTIONS if option.name != "npu_profiler"]
+    _runs_and_resumes(tmp_path, lambda: {option.name: option.make() for option in selected})
+    _no_warnings(caplog)
+
+
+@each_run
+def test_a_run_without_validation_and_an_evaluation_without_training(
+    option: Option, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = _engine(tmp_path / "train", {option.name: option.make()}, val=False)
+    if option.name in NEEDS_VALIDATION:
+        with pytest.raises(UserError, match=rf"hooks\.{option.name}: "):
+            engine.train()
+        assert engine.progress.iteration == 0
+    else:
+        _ran(engine)
+    for method in ("validate", "test"):
+        metrics: dict[str, float] = getattr(_engine(tmp_path / method, {option.name: option.make()}), method)()
+        assert set(metrics) == {"accuracy", "loss"}
+    _no_warnings(caplog)
+
+
+@each_run
+def test_an_error_of_another_hook_is_handled(option: Option, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for point in ("before_run", "after_train_iter", "before_val_iter"):
+        hooks = {option.name: option.make(), "failing": failing(point, priority=0)}
+        with pytest.raises(RuntimeError, match="on purpose"):
+            _engine(tmp_path / point, hooks).train()
+    _no_warnings(caplog)
