@@ -120,6 +120,22 @@ def _no_record_in_the_home(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _repository_asked_once() -> Iterator[None]:
+    """Ask git once for the state of this repository, which each engine records. Other folders ask git each time."""
+    from hydraloop.files import environment
+
+    ask = environment._git
+    repeated = functools.cache(ask)
+
+    def answer(folder: Path, *arguments: str) -> str | None:
+        return (repeated if folder == _TESTS.parent else ask)(folder, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(environment, "_git", answer)
+        yield
+
+
 @pytest.fixture(scope="session")
 def _slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     from tests.slurm import running

@@ -112,20 +112,21 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("world_size", "strategy", "accumulate", "options"),
     [
-        {},
-        {"foreign": True},
-        {"pairs": True},
-        {"foreign": True, "pairs": True},
-        {"samples": WITH_FILLER},
-        {"samples": WITH_FILLER, "pairs": True},
-        {"several": True},
+        (3, "ddp", 1, {}),
+        (2, "fsdp2", 3, {}),
+        (3, "ddp", 3, {"foreign": True}),
+        (2, "fsdp2", 1, {"pairs": True}),
+        (2, "ddp", 3, {"foreign": True, "pairs": True}),
+        (3, "ddp", 1, {"samples": WITH_FILLER}),
+        (2, "ddp", 1, {"samples": WITH_FILLER, "pairs": True}),
+        (3, "ddp", 3, {"samples": WITH_FILLER, "pairs": True}),
+        (2, "fsdp2", 3, {"samples": WITH_FILLER, "pairs": True}),
+        (2, "ddp", 3, {"several": True}),
+        (2, "fsdp2", 1, {"several": True}),
     ],
-    ids=str,
 )
-@pytest.mark.parametrize("accumulate", [1, 3])
-@pytest.mark.parametrize(("world_size", "strategy"), [(2, "ddp"), (3, "ddp"), (2, "fsdp2")])
 def test_ranks_train_as_one_process_does(
     world_size: int, strategy: str, accumulate: int, options: dict[str, Any], tmp_path: Path
 ) -> None:
