@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.e2e.projects import REPOSITORY
 
+ARCHITECTURE = REPOSITORY / "docs" / "explanation" / "architecture.md"
 AGENTS = REPOSITORY / "docs" / "agents.md"
 """For coding agents. tests/test_wheel.py executes its commands."""
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs import pages
-from tests.docs.pages import AGENTS, PAGES, Block, blocks, name, prose, unquoted
+from tests.docs.pages import AGENTS, ARCHITECTURE, PAGES, Block, blocks, name, prose, unquoted
 from tests.e2e.projects import REPOSITORY, Project
 from tests.marks import nightly, slow
 
@@ -89,6 +89,13 @@ def test_paths_of_the_repository_exist(page: Path) -> None:
     assert [path for path in paths if path not in made and not (REPOSITORY / path).exists()] == []
 
 
+def test_the_files_on_the_way_of_a_command_exist() -> None:
+    text = ARCHITECTURE.read_text(encoding="utf-8")
+    paths = re.findall(r"(?<![\w/])((?:\w+/)+\w+\.py)", text.replace("hydraloop/", ""))
+    assert len(paths) > 20
+    assert [path for path in paths if not (REPOSITORY / "hydraloop" / path).exists()] == ["scripts/hook_docs.py"]
+
+
 def test_the_picture_of_a_run_is_that_of_the_hook() -> None:
     from hydraloop.engine import hook
 
@@ -101,8 +108,8 @@ def test_the_picture_of_a_run_is_that_of_the_hook() -> None:
 
 @pytest.mark.parametrize(
     ("page", "most"),
-    [(REPOSITORY / "README.md", 700), (REPOSITORY / "CONTRIBUTING.md", 600), (AGENTS, 700)],
-    ids=["README", "contributing", "agents"],
+    [(REPOSITORY / "README.md", 700), (REPOSITORY / "CONTRIBUTING.md", 600), (AGENTS, 700), (ARCHITECTURE, 900)],
+    ids=["README", "contributing", "agents", "architecture"],
 )
 def test_a_page_has_few_words(page: Path, most: int) -> None:
     assert len(page.read_text(encoding="utf-8").split()) <= most
