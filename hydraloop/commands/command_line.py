@@ -89,8 +89,9 @@ def _run(project: Path | None, configs: Path | None, name: str) -> int:
         print_to(Path(os.devnull))
     if torchrun.is_launched():
         torchrun.end_with_launcher()
-    from hydraloop.commands.train import NO_CONFIGS, TrainCommand  # 150 ms, which other commands do without
-    from hydraloop.launch.peers import Peers
+    with deferred():
+        from hydraloop.commands.train import NO_CONFIGS, TrainCommand  # 150 ms, which other commands do without
+        from hydraloop.launch.peers import Peers
 
     peers = Peers()
     reports = Reports(os.environ.get("HYDRA_FULL_ERROR") == "1", as_json="--json" in sys.argv)

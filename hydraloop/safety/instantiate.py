@@ -92,6 +92,9 @@ def _targets(node: Any, key: str) -> Iterator[tuple[str, DictConfig]]:
         if "_target_" in node:
             yield key, node
         for name in node:
+            if OmegaConf.is_missing(node, name):
+                remedy = f"Give it one: {key}.{name!s}=…"
+                raise UserError("has no value", key=f"{key}.{name!s}", remedy=remedy)
             yield from _targets(node[name], f"{key}.{name!s}")
     elif isinstance(node, ListConfig):
         for index, item in enumerate(node):
