@@ -64,6 +64,7 @@ ENGINE_NAMES = (
     "log_image",
     "request_stop",
     "request_checkpoint",
+    "skip_step",
     "evaluator.during",
 )
 """What the author of a hook needs: counters, objects, numbers, requests."""

@@ -40,6 +40,7 @@ from hydraloop.engine.run import Run, Settings, check_task
 from hydraloop.engine.save_and_restore import Checkpoints
 from hydraloop.engine.seeding import mix_seed, seed_everything
 from hydraloop.engine.signals import preemptible
+from hydraloop.engine.stepper import Stepper
 from hydraloop.engine.task_steps import make_stepper
 from hydraloop.files.lock import RunLock
 from hydraloop.files.result import Best, Result
@@ -134,7 +135,7 @@ class Engine:
         self.requests = Requests(run, lambda: self.checkpoints)
         self.evaluator = Evaluator(run, self.batches, self.requests, self.records)
         self.checkpoints = Checkpoints(run, self.batches, self.evaluator, self.loss_check, self.requests.save_failed)
-        self.stepper = make_stepper(run, self.batches, self.loss_check)
+        self.stepper: Stepper = make_stepper(run, self.batches, self.loss_check)
         self.outcome = Outcome(run, self.batches, self.requests, self.evaluator, self.checkpoints)
         self._lock = lock
         run.task.engine = self
@@ -280,6 +281,7 @@ class Engine:
     best: Best | None = _of("evaluator.best")
     request_stop: Callable[..., None] = _of("requests.stop")
     request_checkpoint: Callable[..., None] = _of("requests.checkpoint")
+    skip_step: Callable[..., None] = _of("stepper.skip_step")
     error: BaseException | None = _of("outcome.error")
     log_record: Callable[[Mapping[str, Any]], None] = _of("records.log_record")
     log_image: Callable[..., Path | None] = _of("records.log_image")

@@ -1,7 +1,7 @@
 """fp32, tf32, bf16 and fp16: autocast, gradient scaling and the optimizer step, as one interface (`Precision`).
 
 The order of calls: `forward` and `backward`, several times in an accumulation window; then `unscale` once; then
-anything that clips or reads gradients; then `step`, which returns whether the step was taken.
+anything that clips or reads gradients; then `step`, which returns whether the step was taken, or `skip`.
 """
 
 from __future__ import annotations
@@ -50,6 +50,10 @@ class Precision:
         """Take the optimizer step. Return whether it was taken: fp16 skips it if gradients overflowed."""
         optimizer.step()
         return True
+
+    def skip(self) -> None:
+        """Count a step that a hook has skipped; called instead of `step`."""
+        self.skipped += 1
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain values for a resumed run: the steps skipped (fp16: also the scale)."""
@@ -206,6 +210,22 @@ class FP16(Autocast):
         Raises:
             UserError: the scale is below `min_scale`, or a fixed scale has skipped 30 steps in a row.
         """
+        if self._overflowed():
+            return False
+        optimizer.step()
+        return True
+
+    def skip(self) -> None:
+        """Count a step that a hook has skipped, and adapt the scale to its gradients. One host sync.
+
+        Raises:
+            UserError: as in `step`.
+        """
+        if not self._overflowed():  # which counts a step whose gradients overflowed
+            self.skipped += 1
+
+    def _overflowed(self) -> bool:
+        """Adapt the scale to the gradients, and return whether they overflowed. The step then counts as skipped."""
         self._unscaled = False
         before = self.scale
         self._scaler.update()
@@ -226,9 +246,7 @@ class FP16(Autocast):
                     remedy="Lower optimizer.lr, clip gradients (default_hooks.grad_clip.max_norm=1), or use "
                     "precision=bf16, which has the range of fp32; precision=fp32 shows whether the loss is finite.",
                 )
-            return False
-        optimizer.step()
-        return True
+        return adapted < before
 
     def state_dict(self) -> dict[str, Any]:
         """Return the scale, its good steps, and the steps skipped. A host sync."""

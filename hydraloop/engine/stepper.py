@@ -130,7 +130,7 @@ class Stepper:
         self._calls.before_optimizer_step(batch_idx, batch, outputs)
 
         if self._skip_requested:
-            self._precision.skipped += 1
+            self._precision.skip()
             stepped = False
         elif self.repeats:
             self._step_with_closure(batch_idx, batch, outputs)
@@ -148,13 +148,16 @@ class Stepper:
     def skip_step(self) -> None:
         """Skip the optimizer step of this window; called in before_optimizer_step, on every rank.
 
-        The step then does not count for schedules and averages of weights, and its losses not for `loss_check`.
+        Schedules and averages of weights do not advance, and `loss_check` ignores the losses of the window.
 
         Raises:
-            RuntimeError: the optimizer repeats the forward and backward pass in its step (LBFGS).
+            RuntimeError: the optimizer computes the loss several times in a step (LBFGS, SAM).
         """
         if self.repeats:
-            raise RuntimeError("the step of an optimizer with a closure cannot be skipped")
+            raise RuntimeError(
+                f"{type(self.optimizer).__name__} computes the loss several times in a step, and calls "
+                "before_optimizer_step each time, so the step cannot be skipped"
+            )
         self._skip_requested = True
 
     def _forward_backward(self, batch_idx: int, batch: Any, *, ends_window: bool) -> Outputs:

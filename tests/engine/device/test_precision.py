@@ -331,6 +331,29 @@ def test_the_engine_skips_what_overflows(tmp_path: Path) -> None:
     assert (engine.progress.iteration, engine.progress.optimizer_step, precision.skipped) == (4, 3, 1)
 
 
+@pytest.mark.parametrize("options", [{"name": "fp32"}, {"name": "fp16", "init_scale": 256}], ids=["fp32", "fp16"])
+def test_a_step_that_a_hook_skips_is_counted_and_the_next_one_is_taken(tmp_path: Path, options: Any) -> None:
+    precision = make_precision(options, CPU)
+    skipping = at("before_optimizer_step", lambda engine: engine.skip_step(), nth=2)
+    engine = engine_with(precision, tmp_path, {"skipping": skipping}, train=batches(4))
+    engine.train()
+    assert (engine.progress.iteration, engine.progress.optimizer_step, precision.skipped) == (4, 3, 1)
+
+
+@pytest.mark.parametrize("loss_scale", [None, 256.0])
+def test_a_step_that_a_hook_skips_because_of_an_overflow_counts_once_and_lowers_the_scale(
+    loss_scale: float | None,
+) -> None:
+    model = linear()
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    precision = FP16(CPU, init_scale=256, loss_scale=loss_scale)
+    precision.backward(model(torch.ones(4, 3)).sum() * float("inf"))
+    precision.unscale(optimizer)
+    precision.skip()
+    assert (precision.skipped, precision.scale) == (1, loss_scale or 128.0)
+    assert step(precision, model, optimizer)
+
+
 def overflow_on_one_rank(distributed: Distributed, implementation: dict[str, bool]) -> list[Any]:
     """Three steps of a model in shards; in the second, one entry of the last rank's shard of a gradient is infinite."""
     torch.manual_seed(0)

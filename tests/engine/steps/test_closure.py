@@ -22,7 +22,7 @@ from hydraloop.errors import UserError
 from hydraloop.hooks import CheckpointHook, GradClipHook, RuntimeInfoHook
 from hydraloop.tasks.task import Task
 from tests.config.composed import REPOSITORY
-from tests.helpers import Batch, EngineWithNeededHooks, batches, differences, tiny_task
+from tests.helpers import Batch, EngineWithNeededHooks, at, batches, differences, tiny_task
 from tests.ranks import on_ranks
 
 
@@ -147,6 +147,15 @@ def test_the_option_gives_a_closure_to_an_optimizer_that_does_not_require_one(tm
     engine.task.model.register_forward_hook(lambda *_: calls.append(engine.task.training))
     engine.train()
     assert sum(calls) == 4, "in each step, a pass of the engine and one of the closure"
+
+
+@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("nth", [1, 2], ids=["before the step", "inside the step"])
+def test_a_step_with_a_closure_cannot_be_skipped(name: str, nth: int, tmp_path: Path) -> None:
+    skipping = at("before_optimizer_step", lambda engine: engine.skip_step(), nth=nth)
+    engine = engine_of(name, Distributed(), tmp_path, hook=skipping)
+    with pytest.raises(RuntimeError, match="computes the loss several times in a step"):
+        engine.train()
 
 
 class WarmSAM(SAM):
