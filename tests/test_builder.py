@@ -50,12 +50,6 @@ def changed(cfg: DictConfig, **values: Any) -> DictConfig:
     return cfg
 
 
-def error_of(cfg: DictConfig, run_dir: Path) -> UserError:
-    with pytest.raises(UserError) as caught:
-        build(cfg, run_dir=run_dir)
-    return caught.value
-
-
 def test_a_run_that_begins_again_removes_the_records_of_an_attempt_without_a_checkpoint(tmp_path: Path) -> None:
     records = tmp_path / "metrics.jsonl"
     killed = '{"mode": "train", "epoch": 1, "iteration": 3, "loss": 0.5}\n'
@@ -108,49 +102,6 @@ def test_every_hook_takes_priority_and_on_error(tmp_path: Path) -> None:
     assert [slot.priority for slot in engine.calls.slots if slot.name == "weight_norm"] == [30]
 
 
-def test_priority_and_on_error_are_taken_out_and_applied(tmp_path: Path) -> None:
-    engine = build(composed("hooks=[ema]", "hooks.ema.priority=HIGH", "hooks.ema.on_error=warn"), run_dir=tmp_path)
-    (slot,) = (slot for slot in engine.calls.slots if slot.name == "ema")
-    assert (slot.priority, slot.is_default) == (30, False)
-
-
-def test_hooks_that_are_null_are_left_out(tmp_path: Path) -> None:
-    engine = build(composed("default_hooks.logger=null", "default_hooks.checkpoint=null"), run_dir=tmp_path)
-    assert not {"logger", "checkpoint"} & set(engine.hooks)
-
-
-@pytest.mark.parametrize(
-    ("values", "key", "text"),
-    [
-        ({"hooks__timer": {"_target_": "hydraloop.hooks.IterTimerHook"}}, "hooks.timer", "already"),
-        (
-            {"hooks__x": {"_target_": "torch.nn.ReLU"}},
-            "hooks.x._target_",
-            "Inherit from hydraloop.Hook.",
-        ),
-        ({"hooks__x": {"_target_": "hydraloop.hooks.EMAHook", "on_error": "no"}}, "hooks.x.on_error", "raise, warn"),
-        ({"hooks__x": {"_target_": "hydraloop.hooks.EMAHook", "priority": 500}}, "hooks.x.priority", "0 (first)"),
-        ({"task": {"_target_": "torch.nn.functional.relu", "input": 1}}, "task", ""),
-        ({"task": {"model": 1}}, "task", "_target_"),
-        ({"task__model": {"_target_": "torch.nn.Flatten"}}, "task.model", "no parameter to train"),
-        ({"task__model": {"_target_": "torch.nn.LazyLinear", "out_features": 10}}, "task.model", "nn.Linear(64, 10)"),
-        ({"task__loss": {"_target_": "torch.nn.LazyBatchNorm1d", "affine": False}}, "task", "loss is a lazy layer"),
-        ({"task__metrics__accuracy": 5}, "task.metrics.accuracy", "_target_"),
-        ({"scheduler__x": 5}, "scheduler.x", "_target_"),
-        ({"optimizer__lr": -1.0}, "optimizer", "Invalid learning rate"),
-        ({"engine__val_interval": -1}, "engine.val_interval", "1 or more, or null for never"),
-        ({"engine__max_iters": -1}, "engine.max_iters", "1 or more, or null"),
-        ({"engine__accumulate": 0}, "engine.accumulate", "1 or more."),
-        ({"weights": "best"}, "weights", "averaged or raw"),
-    ],
-)
-def test_what_cannot_be_built_is_named_by_its_key(values: dict[str, Any], key: str, text: str, tmp_path: Path) -> None:
-    error = error_of(changed(composed(), **values), tmp_path)
-    assert error.key is not None
-    assert error.key.startswith(key)
-    assert text in str(error)
-
-
 def node(**entries: Any) -> DictConfig:
     return OmegaConf.create(entries)
 
@@ -161,7 +112,6 @@ def node(**entries: Any) -> DictConfig:
         (node(_target_="torch.nn.Linear", in_features=1, out_feature=1), "x.out_feature", "Did you mean out_features"),
         (node(_target_="torch.nn.Linear", in_features=1), "x", "missing a required argument: 'out_features'"),
         (node(_target_="torch.nn.Linear", _args_=[1, 2], in_features=1), "x", "multiple values for argument"),
-        (node(_target_="torch.nn.Linear", in_features="???", out_features=1), "x.in_features", "Give it one"),
         (node(_target_=["torch.nn.Linear"]), "x._target_", "not the path of a class"),
         (node(_target_=None), "x._target_", "nothing"),
         (node(a=1), "x", "a mapping with _target_"),

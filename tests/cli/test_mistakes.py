@@ -16,7 +16,8 @@ from hydraloop.config import arguments
 from hydraloop.config.compose import Composer, opened
 from hydraloop.errors import UserError
 from hydraloop.launch import torchrun
-from tests.config.composed import REPOSITORY
+from hydraloop.safety.allowlist import ALLOWLIST
+from tests.config.composed import REPOSITORY, job
 from tests.marks import slow
 
 MISTAKES: dict[str, tuple[str, str]] = {
@@ -136,6 +137,17 @@ MISTAKES: dict[str, tuple[str, str]] = {
         "It takes a list: 'hooks.freeze.modules=[head]'",
     ),
     "seed:1": ("seed", "Write key=value"),
+    "-m hooks=[ema],[emaa]": ("hooks", "Did you mean ema?"),
+    "--experimental-rerun=x": ("--experimental-rerun", "--help lists the flags"),
+    "--lr 0.1": ("--lr", "Write it without dashes: optimizer.lr=0.1"),
+    "--epochs=5": ("--epochs", "Write it without dashes: engine.max_epochs=5"),
+    "--dryrun": ("--dryrun", "Write --dry-run"),
+    "--foo": ("--foo", "Options are written without dashes"),
+    "data.val_loader.btch_size=3": ("data.val_loader.btch_size", "Did you mean"),
+    "data.train_loader.batch_size=many": ("data.train_loader.batch_size", "many"),
+    "data.test_loader.batch_size=0": ("data.test_loader.batch_size", "Use 1 or more"),
+    "data.loader.multiprocessing_context=thread": ("data.loader.multiprocessing_context", "spawn"),
+    "data.loader.pin_memory=atuo": ("data.loader.pin_memory", "auto"),
 }
 DIGITS = "{_target_:hydraloop.data.Digits,split:train}"
 BUILDING: dict[str, tuple[str, str]] = {
@@ -161,7 +173,6 @@ BUILDING: dict[str, tuple[str, str]] = {
     "task.model=resnet50": ("task.model", "Select one: model=small_cnn."),
     "+task.metrics.f1={_target_:torch.nn.Linear,in_features:1,out_features:1}": ("task.metrics.f1", "update, compute"),
     f"data=base data.train={DIGITS} data.val={{a:{DIGITS},b:{{traget:1}},c:null}}": ("data.val.b", "_target_"),
-    "+task.metrics.fid={_target_:torchmetrics.image.fid.FrechetInceptionDistance}": ("task.metrics.fid", "pip install"),
     "task=regression": ("task.model", "one value for each target"),
     "optimizer.lr=-1": ("optimizer", "Invalid learning rate"),
     "~optimizer +optimizer={_target_:torch.optim.NAdam,_partial_:true,betas:0.9}": ("optimizer", "optimizer.betas"),
@@ -179,8 +190,22 @@ BUILDING: dict[str, tuple[str, str]] = {
     "load_from=/nonexistent.pth": ("load_from", "Name a file"),
     "load_from=train.py": ("load_from", "Name another checkpoint"),
     "init.checkpoint=/nonexistent.pth": ("init.checkpoint", "Name a file"),
+    "data.loader.collate_fn=pad": ("data.loader.collate_fn", "_target_"),
+    "data.loader.collate_fn={_target_:os.system}": ("data.loader.collate_fn._target_", "may not instantiate"),
+    "data.val_loader.sampler={_target_:shutil.rmtree}": ("data.val_loader.sampler._target_", "may not instantiate"),
+    "data.loader.batch_sampler={_target_:builtins.eval}": ("data.loader.batch_sampler._target_", "may not instantiate"),
+    "data.loader.worker_init_fn={_target_:os.kill}": ("data.loader.worker_init_fn._target_", "may not instantiate"),
+    "data.loader.collate_fn={_target_:tests.data.loader_parts.pad,vlaue:3}": ("data.loader.collate_fn.vlaue", "value"),
+    "task.model=null +task.model._target_=torch.nn.Flatten": ("task.model", "no parameter to train"),
+    "task.model=null +task.model={_target_:torch.nn.LazyLinear,out_features:10}": ("task.model", "nn.Linear(64, 10)"),
+    "~task.loss.label_smoothing task.loss._target_=torch.nn.LazyBatchNorm1d +task.loss.affine=false": (
+        "task",
+        "loss is a lazy layer",
+    ),
 }
-
+TORCHMETRICS = {
+    "+task.metrics.fid={_target_:torchmetrics.image.fid.FrechetInceptionDistance}": ("task.metrics.fid", "pip install"),
+}
 
 NEW_ENTRIES: dict[str, tuple[str, str]] = {
     # command line: (key, the command that the remedy gives)
@@ -199,38 +224,45 @@ def mistake(line: str, composer: Composer) -> UserError:
     return caught.value
 
 
-def test_each_mistake_names_key_and_fix() -> None:
-    wrong = {}
+def test_a_mistake_in_composing_names_key_and_fix() -> None:
     with opened(REPOSITORY / "conf", "config") as composer:
-        for line, (key, remedy) in MISTAKES.items():
-            text = str(mistake(line, composer))
-            if not text.startswith((f"{key}: ", f"{key} ")) or remedy not in text:
-                wrong[line] = text
-    assert not wrong
+        messages = {line: str(mistake(line, composer)) for line in MISTAKES}
+    assert not wrong(messages, MISTAKES)
 
 
-@pytest.mark.parametrize("line", [slow(line) if "torchmetrics" in line else line for line in BUILDING])
-def test_a_mistake_in_building_names_key_and_fix(line: str, tmp_path: Path) -> None:
-    key, remedy = BUILDING[line]
-    cfg = hydraloop.compose(line.split(), folder=REPOSITORY)
-    with pytest.raises(UserError) as caught:
-        hydraloop.build(cfg, run_dir=tmp_path).train()
-    assert str(caught.value).startswith((f"{key}: ", f"{key} "))
-    assert remedy in str(caught.value)
-
-
-@pytest.mark.parametrize("line", NEW_ENTRIES)
-def test_what_a_mapping_does_not_have_is_named_with_the_command_that_adds_it(line: str) -> None:
-    key, works = NEW_ENTRIES[line]
+@pytest.mark.parametrize("table", [BUILDING, slow(TORCHMETRICS)], ids=["building", "torchmetrics"])
+def test_a_mistake_in_building_names_key_and_fix(table: dict[str, tuple[str, str]], tmp_path: Path) -> None:
+    ALLOWLIST.trust_folder(REPOSITORY)
+    messages = {}
     with opened(REPOSITORY / "conf", "config") as composer:
-        error = mistake(line, composer)
-    assert error.key == key
-    assert "no such key" in error.problem
-    pasted = [word for word in shlex.split(str(error.remedy)) if word.startswith(("+", "~")) or word.endswith("=null")]
-    kept = line.split()[:-1]  # the last one is the mistake
-    assert [*kept, *pasted] == works.split()
+        for number, line in enumerate(table):
+            cfg = job(arguments.with_hook_lists(line.split())[0], composer)
+            with pytest.raises(UserError) as caught:
+                hydraloop.build(cfg, run_dir=tmp_path / str(number)).train()
+            messages[line] = str(caught.value)
+    assert not wrong(messages, table)
+
+
+def wrong(messages: dict[str, str], table: dict[str, tuple[str, str]]) -> dict[str, str]:
+    """Return the messages that do not begin with their key, or lack their remedy."""
+    return {
+        line: messages[line]
+        for line, (key, remedy) in table.items()
+        if not messages[line].startswith((f"{key}: ", f"{key} ")) or remedy not in messages[line]
+    }
+
+
+def test_what_a_mapping_does_not_have_is_named_with_the_command_that_adds_it() -> None:
     with opened(REPOSITORY / "conf", "config") as composer:
-        check_command(arguments.read(works.split()), composer)
+        for line, (key, works) in NEW_ENTRIES.items():
+            error = mistake(line, composer)
+            assert error.key == key
+            assert "no such key" in error.problem
+            words = shlex.split(str(error.remedy))
+            pasted = [word for word in words if word.startswith(("+", "~")) or word.endswith("=null")]
+            kept = line.split()[:-1]  # the last one is the mistake
+            assert [*kept, *pasted] == works.split()
+            check_command(arguments.read(works.split()), composer)
 
 
 FILES: dict[str, tuple[str, str, str, str]] = {
@@ -303,20 +335,18 @@ FILES: dict[str, tuple[str, str, str, str]] = {
 }
 
 
-@pytest.mark.parametrize("text", FILES)
-def test_a_mistake_in_a_file_names_key_file_and_fix(text: str, tmp_path: Path) -> None:
-    key, problem, remedy, works = FILES[text]
-    file = tmp_path / "experiment" / "mine.yaml"
-    file.parent.mkdir()
-    file.write_text(f"# @package _global_\n{text}\n")
+def test_a_mistake_in_a_file_names_key_file_and_fix(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    for number, (text, (*_, works)) in enumerate(FILES.items()):
+        for name, body in ((f"mine{number}", text), (f"fixed{number}", works)):
+            (tmp_path / "experiment" / f"{name}.yaml").write_text(f"# @package _global_\n{body}\n")
     with opened(REPOSITORY / "conf", "config", tmp_path) as composer:
-        error = mistake("experiment=mine", composer)
-    assert error.key == key
-    assert problem in error.problem
-    assert remedy in str(error.remedy)
-    file.write_text(f"# @package _global_\n{works}\n")
-    with opened(REPOSITORY / "conf", "config", tmp_path) as composer:
-        check_command(arguments.read(["experiment=mine"]), composer)
+        for number, (key, problem, remedy, _) in enumerate(FILES.values()):
+            error = mistake(f"experiment=mine{number}", composer)
+            assert error.key == key
+            assert problem.replace("mine.yaml", f"mine{number}.yaml") in error.problem
+            assert remedy.replace("mine.yaml", f"mine{number}.yaml") in str(error.remedy)
+            check_command(arguments.read([f"experiment=fixed{number}"]), composer)
 
 
 PRIMARY: dict[str, tuple[str, str, str]] = {

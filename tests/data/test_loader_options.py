@@ -92,31 +92,6 @@ def test_worker_options() -> None:
     assert loaders("data.loader.multiprocessing_context=spawn")["train"]._torch.multiprocessing_context is None
 
 
-MISTAKES = {
-    "data.val_loader.btch_size=3": ("data.val_loader.btch_size", "Did you mean"),
-    "data.train_loader.batch_size=many": ("data.train_loader.batch_size", "many"),
-    "data.test_loader.batch_size=0": ("data.test_loader.batch_size", "Use 1 or more"),
-    "data.loader.multiprocessing_context=thread": ("data.loader.multiprocessing_context", "spawn"),
-    "data.loader.pin_memory=atuo": ("data.loader.pin_memory", "auto"),
-    "data.loader.collate_fn=pad": ("data.loader.collate_fn", "_target_"),
-    "data.loader.collate_fn={_target_: os.system}": ("data.loader.collate_fn", "may not instantiate"),
-    "data.val_loader.sampler={_target_: shutil.rmtree}": ("data.val_loader.sampler", "may not instantiate"),
-    "data.loader.batch_sampler={_target_: builtins.eval}": ("data.loader.batch_sampler", "may not instantiate"),
-    "data.loader.worker_init_fn={_target_: os.kill}": ("data.loader.worker_init_fn", "may not instantiate"),
-    f"data.loader.collate_fn={{_target_: {PARTS}.pad, vlaue: 3}}": ("data.loader.collate_fn.vlaue", "value"),
-}
-
-
-@pytest.mark.parametrize("line", MISTAKES)
-def test_mistakes_name_their_key(line: str) -> None:
-    key, text = MISTAKES[line]
-    with pytest.raises(UserError) as caught:
-        loaders(line)
-    assert caught.value.key is not None
-    assert caught.value.key.startswith(key)
-    assert text in str(caught.value)
-
-
 def test_data_may_be_a_loader_a_list_or_any_sized_iterable_of_batches(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "hydraloop.data")
     ready = f"{{_target_: torch.utils.data.DataLoader, dataset: {{_target_: {PARTS}.words}}, shuffle: true}}"
