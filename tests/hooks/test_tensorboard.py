@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,19 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import STORE_EVERYTHING_SIZE_GUIDANCE, EventAccumulator
 from torch import Tensor, nn
 
+from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.errors import UserError
+from hydraloop.engine.loaders import Loaders
 from hydraloop.hooks.grad_clip import GradClipHook
 from hydraloop.hooks.logger import LoggerHook
 from hydraloop.hooks.runtime_info import RuntimeInfoHook
 from hydraloop.hooks.trackers import TensorBoardLoggerHook
+from hydraloop.tasks import Regression
 from hydraloop.tasks.task import Task
 from tests.helpers import at, batches, failing, make_engine
+from tests.hooks.tiny_runs import engine_of
+from tests.ranks import on_ranks
 
 # The hook. -----------------------------------------------------------------------------------------------------------
 
@@ -75,15 +78,6 @@ def test_an_interval_sends_every_nth_iteration_and_all_evaluations(tmp_path: Pat
     told = engine.messages.read("tracked")["tensorboard"]
     said = "12 of 12 records sent, without those that interval=6 leaves out, "
     assert told == f"{said}tensorboard --logdir {tmp_path}/tensorboard"
-
-
-def test_a_file_at_the_path_of_the_folder_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "tensorboard").write_text("mine")
-    engine = engine_with(tmp_path, TensorBoardLoggerHook())
-    assert engine.train().status == "finished"
-    warnings = [line.getMessage() for line in caplog.records if line.levelno >= logging.WARNING]
-    assert [f"{tmp_path}/tensorboard is not a folder: move it away" in warning for warning in warnings] == [True]
-    assert "0 of " in engine.messages.read("tracked")["tensorboard"]
 
 
 class Counting(TensorBoardLoggerHook):
@@ -152,17 +146,35 @@ def test_a_step_that_failed_announces_nothing_later(tmp_path: Path) -> None:
     assert [iteration for iteration, _ in announced(tmp_path / "again")] == [1]
 
 
-@pytest.mark.parametrize(
-    ("options", "key"),
-    [({"histograms": 0}, "histograms"), ({"flush_timeout": -1.0}, "flush_timeout"), ({"interval": 0}, "interval")],
-)
-def test_options_that_are_refused(options: dict[str, Any], key: str) -> None:
-    with pytest.raises(UserError) as caught:
-        TensorBoardLoggerHook(**options)
-    assert caught.value.key == key
+# TensorBoardLoggerHook on several ranks: rank 0's shard is counted, without waiting for other ranks. ------------------
 
 
-def test_two_of_them_would_write_the_same_files(tmp_path: Path) -> None:
-    engine = engine_with(tmp_path, TensorBoardLoggerHook(), more={"other": TensorBoardLoggerHook()})
-    with pytest.raises(UserError, match="other and tensorboard would write the same files"):
-        engine.hooks["other"].before_run(engine)
+def train(distributed: Distributed, run_dir: str) -> None:
+    """Two steps of a model of 15 + 5 + 5 + 1 parameters."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
+    distributed.prepare(model)
+    engine_of(
+        Path(run_dir),
+        {"tensorboard": Counting(histograms=2)},
+        task=Regression(model, nn.MSELoss()),
+        loaders=Loaders([(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(2)]),
+        distributed=distributed,
+        max_epochs=1,
+    ).train()
+
+
+@pytest.mark.parametrize(("strategy", "rows"), [("ddp", 5), ("fsdp2", 3)])
+def test_rank_0_counts_what_it_has(tmp_path: Path, strategy: str, rows: int) -> None:
+    on_ranks(2, train, str(tmp_path), strategy=strategy)
+    (path,) = (tmp_path / "media" / "train").iterdir()
+    found = json.loads(path.read_text())
+    assert path.name == "parameters_iter_2.json"
+    for kind in ("weights", "gradients"):
+        counted = {name: facts["num"] for name, facts in found.items() if name.startswith(kind)}
+        assert counted == {
+            f"{kind}/0.weight": 3 * rows,
+            f"{kind}/0.bias": rows,
+            f"{kind}/2.weight": 5,
+            f"{kind}/2.bias": 1,
+        }

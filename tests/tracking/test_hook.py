@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
-import socket
 import threading
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import cast
@@ -16,11 +14,10 @@ import pytest
 from hydraloop.commands.command_line import view as command
 from hydraloop.engine.engine import Engine
 from hydraloop.errors import UserError
-from hydraloop.files.metrics_log import FILENAME, count
 from hydraloop.files.result import Result
 from hydraloop.hooks import TensorBoardLoggerHook
 from hydraloop.tracking import run_description
-from hydraloop.tracking.cursor import Cursor, lock_of
+from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.hook import TrackerError, _ending
 from hydraloop.tracking.tracker import Finish
 from tests.helpers import at, make_engine
@@ -33,55 +30,11 @@ def _cursor(run_dir: Path) -> Cursor:
     return found
 
 
-def test_everything_is_there_when_the_run_has_ended(tmp_path: Path) -> None:
-    engine = training(tmp_path)
-    engine.train()
-    cursor = _cursor(tmp_path)
-    assert cursor.sent == cursor.index == count(tmp_path / FILENAME) == 13
-    assert cursor.complete
-    assert engine.messages.read("tracked")[NAME].startswith("13 of 13 records sent, tensorboard --logdir ")
-    assert followers(tmp_path) == []
-
-
 def test_without_records_there_is_nothing_to_send(tmp_path: Path) -> None:
     engine = make_engine(tmp_path, {NAME: TensorBoardLoggerHook()})
     with pytest.raises(UserError, match=r"default_hooks\.logger") as raised:
         engine.train()
     assert raised.value.key == f"hooks.{NAME}"
-
-
-def _train_and_wait(run_dir: Path, port: int) -> None:
-    """In a separate process, which is killed while it waits."""
-    with socket.create_connection(("127.0.0.1", port)) as connection:
-
-        def followed(engine: Engine) -> None:
-            until(lambda: _is_opened(run_dir, 1))  # a follower that has not begun leaves the run to `sync`
-            connection.sendall(b".")
-            time.sleep(60)
-
-        wait = at("after_train_iter", followed, nth=4)
-        training(run_dir, more={"wait": wait}, flush_timeout=80.0).train()
-
-
-@pytest.mark.slow
-def test_a_run_that_is_killed_is_closed_as_killed_with_all_its_records(tmp_path: Path) -> None:
-    import multiprocessing
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        context = multiprocessing.get_context("spawn")
-        process = context.Process(target=_train_and_wait, args=(tmp_path, server.getsockname()[1]))
-        process.start()
-        connection, _ = server.accept()
-        with connection:
-            assert connection.recv(1) == b"."
-            process.kill()
-            process.join()
-    until(lambda: (cursor := Cursor.load(tmp_path, NAME)) is not None and cursor.complete)
-    with lock_of(tmp_path, NAME).acquire(timeout=20):
-        assert _cursor(tmp_path).sent == count(tmp_path / FILENAME) == 3
-    run = run_description.read(tmp_path)
-    assert run is not None
-    assert run_description.ending(tmp_path, run.attempt).status == "killed"
 
 
 def test_what_is_left_is_sent_by_sync_exactly_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,16 +95,6 @@ def test_one_warning_where_it_does_not_work(tmp_path: Path, caplog: pytest.LogCa
     assert engine.messages.read("tracked")[NAME].startswith("0 of 13 records sent (")
 
 
-@pytest.mark.slow
-def test_an_error_before_the_first_iteration_where_it_matters(tmp_path: Path) -> None:
-    engine = training(_unusable(tmp_path / "run"), on_error="raise")
-    with pytest.raises(UserError) as raised:
-        engine.train()
-    assert raised.value.key == f"hooks.{NAME}"
-    assert "on_error=warn" in str(raised.value.remedy)
-    assert engine.progress.iteration == 0
-
-
 def test_an_error_while_training_where_it_matters(tmp_path: Path) -> None:
     def break_it(engine: Engine) -> None:
         (tmp_path / "tensorboard").rmdir()
@@ -186,22 +129,6 @@ def test_a_validation_on_its_own_is_followed(tmp_path: Path) -> None:
     run = run_description.read(tmp_path)
     assert run is not None
     assert len(run.attempts) == 1
-
-
-def test_one_that_keeps_dying_is_given_up_and_the_run_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def kill(engine: Engine) -> None:
-        sending = engine.messages.read("sending")
-        while sending.sender.problem is None:
-            for follower in followers(tmp_path):
-                follower.kill()
-            sending.sender.check()
-            time.sleep(0.01)
-
-    engine = training(tmp_path, on_error="raise", more={"kill": at("after_train_iter", kill, nth=2)})
-    with caplog.at_level(logging.WARNING, "hydraloop"), pytest.raises(TrackerError, match="given up"):
-        engine.train()
-    assert engine.progress.iteration == 2
-    assert any("given up" in record.getMessage() for record in caplog.records)
 
 
 def _stopped(run_dir: Path) -> None:

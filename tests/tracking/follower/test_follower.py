@@ -1,4 +1,4 @@
-"""The follower's loop: order, cursor, outages, refused records, resumed runs, the end."""
+"""The follower: order, cursor, outages, refused and lost records, busy services, resumed runs, the end."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import logging
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock, patch
 
 import pytest
 
 from hydraloop.files.metrics_log import FILENAME, Position, Reader, Record
 from hydraloop.files.metrics_writer import RecordLog, cut_after
+from hydraloop.tracking import follower as module
 from hydraloop.tracking.cursor import Cursor
 from hydraloop.tracking.follower import BATCH, Follower, described
-from hydraloop.tracking.tracker import Finish, UnusableError
+from hydraloop.tracking.tracker import BusyError, Finish, LostError, UnusableError
 from tests.tracking.runs import TENSORBOARD, Listed, attempt, described_run, log_records
+from tests.tracking.service import OK, Posting, Service
 
 NAME = "mine"
 HISTOGRAM = {"kind": "histogram", "name": "parameters", "path": "media/train/parameters.json"}
@@ -270,3 +273,118 @@ def _chained(cause: Exception) -> Exception:
             raise RuntimeError("y" * 400)  # noqa: B904  # as libraries do
     except RuntimeError as error:
         return error
+
+
+# Records that a service has lost are sent again. ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("calls", [0, 1, 2])
+def test_the_follower_goes_back_without_calling_it_trouble(tmp_path: Path, calls: int) -> None:
+    """In `open`, `send` and `finish`; `finish` is also called again."""
+    tracker = Listed(described_run(tmp_path))
+    log_records(tmp_path, 5)
+    cursor = Cursor(TENSORBOARD)
+    troubles: list[object] = []
+    follower = Follower(tracker, cursor, tmp_path, "tracker", troubles.append)
+    tracker.raises = [*[None] * calls, LostError(0)]
+    while follower.step(Finish("finished")) == "following":
+        pass
+    assert [record.index for record in tracker.got] == [*range(5)] * (2 if calls == 2 else 1)
+    assert (cursor.index, cursor.complete, len(tracker.finished), troubles) == (5, True, 1, [])
+
+
+class _Forgetful(Listed):
+    def open(self) -> None:
+        raise LostError(0)
+
+
+def test_a_service_that_loses_everything_again_is_trouble(tmp_path: Path) -> None:
+    """Nothing has arrived since the last loss, so sending again does not help. It must not be tried without a pause."""
+    log_records(tmp_path, 5)
+    troubles: list[str | None] = []
+    tracker = _Forgetful(described_run(tmp_path))
+    follower = Follower(tracker, Cursor(TENSORBOARD), tmp_path, "tracker", troubles.append)
+    states = [follower.step(Finish("finished")) for _ in range(4)]
+    assert states == ["following", "in trouble", "in trouble", "in trouble"]
+    assert follower.failures == 3
+    assert follower.wait(ending=False) > 1
+    assert troubles == ["LostError: the service has lost records that were sent; they are sent again from line 1 on"]
+
+
+@pytest.mark.parametrize("at", ["finish", "send_file"])
+def test_a_service_that_loses_the_same_records_again_is_trouble(tmp_path: Path, at: str) -> None:
+    """The records arrive, and are lost at the end each time. The pauses grow, and `sync` gives up."""
+    log_records(tmp_path, 5)
+    troubles: list[str | None] = []
+    tracker = Listed(described_run(tmp_path))
+    follower = Follower(tracker, Cursor(TENSORBOARD), tmp_path, "tracker", troubles.append)
+    losing = MagicMock(side_effect=LostError(0))
+    with patch.object(tracker, at, losing):
+        states = [follower.step(Finish("finished")) for _ in range(8)]
+        assert states == ["following"] * 3 + ["in trouble", "following"] * 2 + ["in trouble"]
+        assert follower.failures == 3
+        assert follower.wait(ending=False) > 2
+        assert len(troubles) == 1
+    assert [follower.step(Finish("finished")) for _ in range(2)] == ["following", "done"]
+    assert (follower.failures, troubles[1:]) == (0, [None])
+
+
+# A real service that is slow, busy or loses files: metrics first, then the status, then files. ------------------------
+
+
+POSTING = "posting"
+
+
+class PostingFollowed:
+    """A follower of a run directory that sends to a service, as in a new process."""
+
+    def __init__(self, run_dir: Path, service: Service, files: int = 0) -> None:
+        self.cursor = Cursor.load(run_dir, POSTING) or Cursor("tests.tracking.service.Posting")
+        options = {"port": service.port, "files": files}
+        self.told: list[str | None] = []
+        tracker = Posting(options, described_run(run_dir), self.cursor.memory)
+        self.follower = Follower(tracker, self.cursor, run_dir, POSTING, self.told.append)
+
+    def until(self, *states: str, finish: Finish | None = FINISHED, seconds: float = 30.0) -> str:
+        """Call `step` as a follower's process does."""
+        deadline = time.monotonic() + seconds
+        while (state := self.follower.step(finish)) not in states and time.monotonic() < deadline:
+            if state == "in trouble":
+                time.sleep(self.follower.wait(ending=finish is not None))
+        return state
+
+
+def test_a_busy_service_is_tried_again_soon_and_reported_if_it_stays_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(module, "monotonic", lambda: now[0])
+    run = described_run(tmp_path)
+    tracker, told = Listed(run), list[str | None]()
+    follower = Follower(tracker, Cursor(""), tmp_path, POSTING, told.append)
+    waits, reported = [], []
+    tracker.raises = [BusyError("status 503")] * 8
+    for _ in range(8):
+        follower.step(None)
+        waits.append(round(follower.wait(ending=False), 3))
+        reported.append(len(told))
+        now[0] = follower._next_try
+    assert waits == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+    assert reported == [0, 0, 0, 0, 0, 1, 1, 1]
+    assert follower.step(None) == "caught up"
+    assert told == ["BusyError: status 503", None]
+
+
+def test_an_error_after_progress_is_the_first_one_again(tmp_path: Path) -> None:
+    """One file per try: however many there are, no pause grows, and no try counts."""
+    log_records(tmp_path, 1)
+    service = Service(lambda number: (500, {}) if number % 2 and number > 2 else OK)
+    with service.up():
+        followed = PostingFollowed(tmp_path, service, files=8)
+        failures = set()
+        while (state := followed.follower.step(FINISHED)) != "done":
+            failures.add(followed.follower.failures)
+            if state == "in trouble":
+                time.sleep(followed.follower.wait(ending=True))
+    assert failures == {0, 1}
+    assert service.bodies("/files") == list(range(8))

@@ -122,17 +122,6 @@ def test_a_killed_core_loses_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_follower_that_dies_between_send_and_cursor_sends_nothing_twice(tmp_path: Path) -> None:
-    """The cursor of the next process has fewer records than the file."""
-    run_dir = tmp_path / "run"
-    described_run(run_dir)
-    drive(run_dir, "log=300", "drain", "log=100", "send_and_die", dies=True)
-    found = drive(run_dir, "log=10", "drain", "finish", "read")
-    assert [row["step"] for row in rows_of(found)] == list(range(410))
-    assert found["sent"] == 410
-
-
-@pytest.mark.slow
 def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     """W&B's process reports no error, and writes nothing after its first one: the file is written again."""
     with small_disk(tmp_path / "disk", 4) as disk:
