@@ -233,7 +233,7 @@ def hook_docstrings() -> str:
 def engine_table() -> str:
     """Return the table of what a hook finds on the engine, with the docstrings of the engine's parts."""
     (_, engine), *_ = _with_bases("hydraloop.engine.engine", "Engine")
-    on_parts = dict(re.findall(r"(\w+): .* = _of\('([\w.]+)'\)", ast.unparse(engine)))
+    on_parts = dict(re.findall(r"(\w+): .* = _forward_to\('([\w.]+)'\)", ast.unparse(engine)))
     rows = ["| name | meaning |", "|---|---|"]
     for name in ENGINE_NAMES:
         part, _, attribute = on_parts.get(name, name).partition(".")

@@ -100,7 +100,7 @@ def missing(given: Container[str], *, scheduled: bool) -> list[str]:
     return [name for name in NEEDED if name not in given and (scheduled or name != "param_scheduler")]
 
 
-def in_place(hooks: Mapping[str, Hook | None], slots: Sequence[Slot] | None) -> tuple[dict[str, Hook], list[Slot]]:
+def assign_slots(hooks: Mapping[str, Hook | None], slots: Sequence[Slot] | None) -> tuple[dict[str, Hook], list[Slot]]:
     """Return the hooks of an engine, which now know their names, and their places in the order.
 
     Args:
@@ -119,7 +119,7 @@ def in_place(hooks: Mapping[str, Hook | None], slots: Sequence[Slot] | None) -> 
     return found, places
 
 
-def check_needed(hooks: Mapping[str, Hook | None], *, scheduled: bool, has_epochs: bool) -> None:
+def check_needed_hooks(hooks: Mapping[str, Hook | None], *, scheduled: bool, has_epochs: bool) -> None:
     """Refuse to train without the hooks that apply the schedules and set the epoch of the train loader.
 
     Args:

@@ -1,13 +1,25 @@
-"""Engine: a whole run on one screen. Each part of a run is an attribute, and owns its state. A run::
+"""Engine: the training loop. Each part of a run is an attribute, and owns its state.
 
-before_run
-load, after_load_checkpoint, at_position, before_train
-for each epoch: before_train_epoch
-    for each window (one optimizer step), for each of its batches:
-        before_train_iter, forward, backward, after_backward
-        (with the last batch: before_optimizer_step, optimizer step), after_train_iter
-    after_train_epoch; between windows and epochs: checkpoints, validation, a stop
-after_train, test, result.json, after_run
+A run; `*` marks mount points, at which hooks are called::
+
+    *before_run
+    load the checkpoint of resume=
+    *after_load_checkpoint  *at_position  *before_train
+    for each epoch:
+        *before_train_epoch
+        for each window (the batches of one optimizer step):
+            for each batch of the window:
+                *before_train_iter
+                forward, backward
+                *after_backward
+                after the last batch of the window: *before_optimizer_step, then the optimizer step
+                *after_train_iter
+            requested checkpoints, validation, a requested stop (not after the last window of an epoch)
+        *after_train_epoch
+        requested checkpoints, validation, a requested stop
+    *after_train
+    test; write result.json
+    *after_run
 """
 
 from __future__ import annotations
@@ -22,7 +34,7 @@ import torch
 from torch import nn, optim
 
 from hydraloop.engine.batches import Batches
-from hydraloop.engine.call_table import CallTable, Slot, check_needed, in_place
+from hydraloop.engine.call_table import CallTable, Slot, assign_slots, check_needed_hooks
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.evaluator import Evaluator, check_evaluable
 from hydraloop.engine.hook import Hook, OnError
@@ -50,8 +62,8 @@ if TYPE_CHECKING:
     from hydraloop.optim.torch_schedule import TorchSchedule
 
 
-def _of(path: str) -> Any:
-    """Return a property that reads an attribute of a part."""
+def _forward_to(path: str) -> Any:
+    """Return a property that reads an attribute of a part: `max_iters` reads `progress.max_iters`."""
     return property(attrgetter(path))
 
 
@@ -82,47 +94,48 @@ class Engine:
 
         Args:
             task: an `nn.Module` whose forward takes a batch and returns a dict with a scalar `loss`; it is moved to the
-                device. Each of its modules keeps its mode (train or eval) in training.
-            loaders: of batches; the engine moves them to the device.
+                device.
+            loaders: of batches; the engine moves each batch to the device.
             optimizer: over the task's parameters; None if nothing is trained.
             schedules: by name; stepped by the `param_scheduler` hook, saved by the engine.
-            hooks: by name, in the order of registration. To train with schedules, `param_scheduler` must be one of
-                them; with a train loader that has `set_epoch`, `sampler_seed`, which is None to leave it out.
-            slots: the hooks' places (`call_table.Slot`); by default from the classes, all given ones custom.
-            on_error: by name; by default from the classes.
-            lock: of the run directory, to be held while `train` runs; None: the caller holds it, or needs none.
-            settings: the options; None: the defaults.
+            hooks: by name, in the order of registration. Schedules need the hook `param_scheduler`. A train loader with
+                `set_epoch` needs `sampler_seed`; give `"sampler_seed": None` to train without it.
+            slots: when each hook is called at a mount point. Default: by the priority of its class, as a custom hook.
+            on_error: what happens if a hook raises an error, by the name of the hook. Default: `on_error` of its class.
+            lock: of `run_dir`; `train` acquires and releases it. None: the caller holds it, or no lock is needed.
+            settings: the options. Default: `Settings()`.
             run_dir: for this run's files; `train` creates it.
             seed: of the run. `train` seeds the global generators by it; the caller seeds them for the initial weights.
-            distributed: the ranks; None: a single process.
-            precision: None: fp32.
+            distributed: the ranks. Default: a single process.
+            precision: of the forward pass, the backward pass and the optimizer step. Default: fp32.
 
         Raises:
-            UserError: the task is not a task, a hook is not a hook, or this machine does not have the device.
+            UserError: `task` lacks a method or attribute of `hydraloop.Task`, an entry of `hooks` is not a `Hook`, a
+                needed hook is missing, or this machine does not have the device.
         """
         if optimizer is not None and loaders.train is not None:
-            check_needed(hooks or {}, scheduled=bool(schedules), has_epochs=bool(epoch_setters(loaders.train)))
-        attached, slots = in_place(hooks or {}, slots)
+            check_needed_hooks(hooks or {}, scheduled=bool(schedules), has_epochs=bool(epoch_setters(loaders.train)))
+        attached_hooks, slots = assign_slots(hooks or {}, slots)
         check_task(task)
         settings = settings or Settings()
-        ranks = distributed or Distributed()
-        device = ranks.device(settings.device)
-        if not ranks.sharded:  # a sharded model is on its device already, or waits in host memory
+        distributed = distributed or Distributed()
+        device = distributed.device(settings.device)
+        if not distributed.sharded:  # a sharded model is on its device already, or waits in host memory
             task = task.to(device)
 
         self.progress = Progress()
         self.messages = Messages()
-        self.calls = CallTable(self, attached, slots, on_error, rank=ranks.rank)
+        self.calls = CallTable(self, attached_hooks, slots, on_error, rank=distributed.rank)
         self.run = run = Run(
             task=task,
-            trained_by=optimizer,
+            optimizer_or_none=optimizer,
             schedules=schedules or {},
-            hooks=attached,
+            hooks=attached_hooks,
             settings=settings,
             run_dir=run_dir,
             seed=seed,
             device=device,
-            ranks=ranks,
+            ranks=distributed,
             precision=precision or Precision(),
             progress=self.progress,
             messages=self.messages,
@@ -132,45 +145,49 @@ class Engine:
         self.progress.set_length(settings, self.batches.epoch_length)
         self.loss_check = LossCheck(run)
         self.records = Records(run)
-        self.requests = Requests(run, lambda: self.checkpoints)
+        self.requests = Requests(run, lambda: self.checkpoints)  # `checkpoints` is made later: it uses the evaluator
         self.evaluator = Evaluator(run, self.batches, self.requests, self.records)
         self.checkpoints = Checkpoints(run, self.batches, self.evaluator, self.loss_check, self.requests.save_failed)
         self.stepper: Stepper = make_stepper(run, self.batches, self.loss_check)
         self.outcome = Outcome(run, self.batches, self.requests, self.evaluator, self.checkpoints)
         self._lock = lock
-        run.task.engine = self
+        run.task.engine = self  # for `forward`, which may log: `self.engine.log_image(…)`
 
     def train(self) -> Result:
-        """Do the whole run, from before_run to after_run. Modules that are in eval mode now stay in it.
+        """Do the whole run, from before_run to after_run. A module that you put into eval mode stays in eval mode.
 
         Raises:
             UserError: an option does not fit; found before the first iteration.
-            BaseException: raised by a hook, the task or the data; re-raised after the closing hooks.
+            BaseException: raised by a hook, the task or the data; re-raised after after_train and after_run.
         """
+        # In a resumed run, `restore_generators` later replaces these states by those of the checkpoint. The iteration
+        # is in the seed so that a second `train` of this engine draws other numbers than the first.
         seed_everything(mix_seed(self.run.seed, self.distributed.rank, self.progress.iteration))
         with (
-            preemptible(self.requests, has_failed=lambda: self.outcome.error is not None),  # by signals
-            self.outcome.locked(self._lock),
-            self.outcome.around_run(),  # before_run; at the end, also after an error: result.json and after_run
+            # SIGTERM and other signals request that the run saves and ends.
+            preemptible(self.requests, has_failed=lambda: self.outcome.error is not None),
+            self.outcome.holding_lock(self._lock),
+            # At the start: before_run. At the end, also after an error: result.json and after_run.
+            self.outcome.lifecycle(),
         ):
-            # Load the checkpoint to resume from; then set what follows from the position.
+            # Load the checkpoint to resume from. Then hooks set what depends on the position (epoch, iteration).
             self.batches.check_trainable(self.distributed)
             self.checkpoints.load()  # after_load_checkpoint
             begin_training(self.task, is_main=self.distributed.is_main)
             self.stepper.start()
-            self.requests.start_clock()
+            self.requests.start_time_limit()  # of max_time
             self.calls.at_position()
 
-            with self.outcome.closing("after_train"):  # also after an error
+            with self.outcome.always_calling("after_train"):  # at the end, also after an error
                 self.calls.before_train()
-                self.checkpoints.restore_generators()  # last, so that no start-up code draws from the generators
-                self.requests.act()
+                self.checkpoints.restore_generators()  # last, so that start-up code does not change their states
+                self.requests.save_or_stop_if_requested()
                 self._train_epochs()
                 self.checkpoints.wait_for_save()
                 self.loss_check.check()
 
-            # Write the last checkpoint, which hooks have requested in after_train.
-            self.requests.act()
+            # Write the last checkpoint, which hooks request in after_train.
+            self.requests.save_or_stop_if_requested()
             self.checkpoints.wait_for_save()
             self.checkpoints.check_weights()  # after after_train, in which hooks find where a loss became NaN
 
@@ -181,44 +198,45 @@ class Engine:
         return self.outcome.result
 
     def _train_epochs(self) -> None:
-        """Train from the position of the run to the end, or until a stop."""
+        """Train from the current position, 0 or that of the checkpoint, until `max_iters` or a requested stop."""
         progress = self.progress
         self.evaluator.validate_if_scheduled()  # a resumed run may have missed one
         while not progress.is_complete and not self.requests.stopping:
             progress.begin_epoch()
             self.calls.before_train_epoch()
             self._train_epoch()
-            if progress.batch_in_epoch == 0:  # all batches of the epoch are done
+            if progress.batch_in_epoch == 0:  # the epoch is complete; after a stop in an epoch, it is not
                 self.calls.after_train_epoch()
-                self.requests.act()
+                self.requests.save_or_stop_if_requested()
             self.evaluator.validate_if_scheduled()
 
     def _train_epoch(self) -> None:
-        """Train for the rest of an epoch, or until training ends or stops."""
+        """Train from the current batch of an epoch to its end, until `max_iters` or a requested stop."""
         calls = self.calls
         batches = self.batches
         progress = self.progress
         requests = self.requests
         stepper = self.stepper
         validates_in_epoch = not self.settings.val_by_epoch
-        for window in batches.windows():  # the batches of one optimizer step
+        for window in batches.windows():  # each window: the batch indices of one optimizer step
             for batch_idx in window:
                 batch = batches.fetch(batch_idx)  # on the device
                 calls.before_train_iter(batch_idx, batch)
-                outputs = stepper.train_batch(window, batch_idx, batch)  # the last one ends with the optimizer step
-                progress.complete_iteration(batch_idx, stepper.samples_of_all, stepped=stepper.stepped)
+                outputs = stepper.train_batch(window, batch_idx, batch)  # after the window's last: the optimizer step
+                progress.complete_iteration(batch_idx, stepper.global_samples, stepped=stepper.stepped)
                 calls.after_train_iter(batch_idx, batch, outputs)
 
-            # Between two windows, act on requests and validate. At the end of an epoch, its hooks come first.
+            # Between two windows: write requested checkpoints, validate, stop. After the last window of the epoch,
+            # `_train_epochs` does it, because after_train_epoch comes first.
             if progress.batch_in_epoch < progress.epoch_length:
-                requests.act_in_epoch()
+                requests.save_or_stop_if_agreed()
                 if validates_in_epoch:
                     self.evaluator.validate_if_scheduled()
                 if requests.stopping:
                     break
-        batches.end_epoch()
-        requests.check_clock()
-        progress.complete_epoch()
+        batches.end_epoch()  # drops the loader's iterator
+        requests.check_time_limit()
+        progress.complete_epoch_if_done()
 
     def validate(self) -> dict[str, float]:
         """Validate once, without training, from before_run to after_run. Return the metrics.
@@ -233,7 +251,7 @@ class Engine:
         """Test once, without training, from before_run to after_run. Return the metrics.
 
         Args:
-            checkpoint: the file whose weights are tested; None: the current weights.
+            checkpoint: the file whose weights are tested. None: the weights that the task has (after `resume`).
 
         Raises:
             UserError: there is no test data, or the file does not fit.
@@ -243,10 +261,11 @@ class Engine:
 
     @contextmanager
     def _evaluating(self, split: Literal["val", "test"]) -> Iterator[None]:
+        """Evaluate in the body, between before_run and after_run, without training."""
         check_evaluable(getattr(self.loaders, split), f"data.{split}")
-        with self.outcome.around_run(trains=False):
+        with self.outcome.lifecycle(trains=False):
             self.batches.check_lengths(self.distributed)
-            self.checkpoints.load()
+            self.checkpoints.load()  # of `resume`, once
             yield
 
     def predict(self, loader: Loader | Literal["test"] = "test") -> Iterator[Any]:
@@ -264,25 +283,25 @@ class Engine:
             loader = only_test_set(self.loaders)
         return predict_batches(self.run, self.batches, self.evaluator, loader)
 
-    # What hooks read, and what they ask for. docs/reference/hooks.md describes these names. -------------------------
+    # What hooks read, and what they request. docs/reference/hooks.md describes these names. -------------------------
 
-    task: Any = _of("run.task")
-    model: nn.Module = _of("run.model")
-    optimizer: optim.Optimizer = _of("run.optimizer")
-    hooks: Mapping[str, Any] = _of("run.hooks")
-    loaders: Loaders = _of("batches.loaders")
-    settings: Settings = _of("run.settings")
-    run_dir: Path = _of("run.run_dir")
-    device: torch.device = _of("run.device")
-    distributed: Distributed = _of("run.ranks")
-    max_iters: int = _of("progress.max_iters")
-    max_epochs: int = _of("progress.max_epochs")
-    metrics: dict[str, float] = _of("evaluator.metrics")
-    best: Best | None = _of("evaluator.best")
-    request_stop: Callable[..., None] = _of("requests.stop")
-    request_checkpoint: Callable[..., None] = _of("requests.checkpoint")
-    skip_step: Callable[..., None] = _of("stepper.skip_step")
-    error: BaseException | None = _of("outcome.error")
-    log_record: Callable[[Mapping[str, Any]], None] = _of("records.log_record")
-    log_image: Callable[..., Path | None] = _of("records.log_image")
-    log_artifact: Callable[..., Path | None] = _of("records.log_artifact")
+    task: Any = _forward_to("run.task")
+    model: nn.Module = _forward_to("run.model")
+    optimizer: optim.Optimizer = _forward_to("run.optimizer")
+    hooks: Mapping[str, Any] = _forward_to("run.hooks")
+    loaders: Loaders = _forward_to("batches.loaders")
+    settings: Settings = _forward_to("run.settings")
+    run_dir: Path = _forward_to("run.run_dir")
+    device: torch.device = _forward_to("run.device")
+    distributed: Distributed = _forward_to("run.ranks")
+    max_iters: int = _forward_to("progress.max_iters")
+    max_epochs: int = _forward_to("progress.max_epochs")
+    metrics: dict[str, float] = _forward_to("evaluator.metrics")
+    best: Best | None = _forward_to("evaluator.best")
+    request_stop: Callable[..., None] = _forward_to("requests.stop")
+    request_checkpoint: Callable[..., None] = _forward_to("requests.checkpoint")
+    skip_step: Callable[..., None] = _forward_to("stepper.skip_step")
+    error: BaseException | None = _forward_to("outcome.error")
+    log_record: Callable[[Mapping[str, Any]], None] = _forward_to("records.log_record")
+    log_image: Callable[..., Path | None] = _forward_to("records.log_image")
+    log_artifact: Callable[..., Path | None] = _forward_to("records.log_artifact")

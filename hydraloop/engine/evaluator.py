@@ -175,7 +175,7 @@ class Evaluator:
             self.validate()
         if self._reached_pause() and not self._requests.stopping and not self._run.progress.is_complete:
             self._requests.preempt(self._run.settings.pause, agreed=True)
-            self._requests.act()
+            self._requests.save_or_stop_if_requested()
 
     def _is_scheduled(self) -> bool:
         """Return whether to validate now: by the interval or at the end of training, once for each iteration.
@@ -221,7 +221,7 @@ class Evaluator:
             self._run.progress.complete_validation()
             calls.after_val_epoch(metrics)
             calls.after_val()
-        self._requests.act()
+        self._requests.save_or_stop_if_requested()
         return self.metrics
 
     def test(self, checkpoint: Path | None) -> dict[str, float]:
@@ -245,7 +245,7 @@ class Evaluator:
             calls.after_test_epoch(metrics)
             calls.after_test()
             is_complete = True
-        self._requests.act()
+        self._requests.save_or_stop_if_requested()
         if is_complete:  # a resumed run would have nothing to do
             self._requests.forget_preemption()
         return self.test_metrics

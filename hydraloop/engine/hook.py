@@ -29,7 +29,7 @@ One run, with every mount point in its place::
     after_run                                    always
 
 A task with steps has after_backward and before_optimizer_step once for each step of an iteration
-(`engine.stepper.step`).
+(`engine.stepper.task_step`).
 
 At every mount point, hooks are called by priority (0 first), then default hooks before custom ones, then in the order
 of their selection. This file imports no torch: the dry run reads priorities and mount points from it.

@@ -92,7 +92,7 @@ class LossCheck:
             self._open.append((self._progress.iteration + 1, self._progress.epoch, batch_idx, step, loss))
         self._unchecked += 1
 
-    def close_window(self, *, stepped: bool) -> None:
+    def end_window(self, *, stepped: bool) -> None:
         """Let the losses of the accumulation window count if its optimizer step was taken.
 
         Raises:

@@ -71,9 +71,9 @@ class LossWeighting:
         self.sizes_are_exact = False
         """Whether each batch has the samples that `samples_at` returns. The same on all ranks."""
         self._is_pair: dict[str, bool] = {}  # by step, whether its loss is a pair
-        self.samples = 0
+        self.local_samples = 0
         """Samples of this rank in the current batch; 0 for a filler batch."""
-        self.samples_of_all = 0
+        self.global_samples = 0
         """Samples that the samplers of all ranks have drawn for it; without `samples_at`, as if each rank had as many
         as this one."""
         self._divisor = 0.0  # D; 0: a guess follows with the first loss of the window
@@ -98,13 +98,13 @@ class LossWeighting:
             batch_idx: in the epoch.
             samples: of this rank, in the batch.
         """
-        self.samples, self.samples_of_all = samples, samples * self._ranks.world_size
+        self.local_samples, self.global_samples = samples, samples * self._ranks.world_size
         if self.samples_at is not None:
-            drawn, self.samples_of_all = self.samples_at(batch_idx)
+            drawn, self.global_samples = self.samples_at(batch_idx)
             if self.sizes_are_exact or drawn == 0:  # a filler has samples of other ranks
-                self.samples = drawn
+                self.local_samples = drawn
             elif self._ranks.world_size == 1:
-                self.samples_of_all = samples
+                self.global_samples = samples
 
     def weigh(self, loss: Tensor | SumAndCount, step: str) -> Tensor:
         """Return the loss to backpropagate. No host sync, except for a count on the device in the very first iteration.
@@ -126,12 +126,12 @@ class LossWeighting:
         ranks = self._ranks.world_size
         if isinstance(loss, Tensor):
             if not self._divisor or self._terms is not None:
-                self._guess_divisor(self.samples)
-            weight = self.samples * ranks / self._divisor
+                self._guess_divisor(self.local_samples)
+            weight = self.local_samples * ranks / self._divisor
             return loss if weight == 1.0 else loss * weight
         total, terms = loss
-        self._guess_divisor(terms if self.samples else terms * 0)  # a filler batch counts as 0
-        return total * ((ranks if self.samples else 0) / self._divisor)
+        self._guess_divisor(terms if self.local_samples else terms * 0)  # a filler batch counts as 0
+        return total * ((ranks if self.local_samples else 0) / self._divisor)
 
     def _guess_divisor(self, terms: Any) -> None:
         """Add the terms of a batch to those of the window, and let D be a guess of their number."""
@@ -147,14 +147,14 @@ class LossWeighting:
             self._unit = self._ranks.from_main(2.0 ** round(max(float(terms), 1.0)).bit_length())
         return self._unit
 
-    def close_window(self) -> None:
-        """Before the backward that closes a window, start to sum the terms over the ranks, if D is a guess."""
+    def start_summing_terms(self) -> None:
+        """Before the last backward of a window, start to sum the terms over the ranks, if D is a guess."""
         if self._terms is not None and self._ranks.world_size > 1:
             self._terms = self._as_tensor(self._terms)
             self._summed = self._ranks.start_sum(self._terms)
 
-    def correct(self, optimizer: optim.Optimizer) -> None:
-        """Multiply the gradients of a closed window by D / number of terms, if D was a guess. No host sync."""
+    def rescale_gradients(self, optimizer: optim.Optimizer) -> None:
+        """Multiply the gradients of a whole window by D / number of terms, if D was a guess. No host sync."""
         if self._terms is not None:
             self._summed.wait()
             factor = self._divisor / _at_least_one(self._terms)

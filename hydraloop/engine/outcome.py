@@ -64,7 +64,7 @@ class Outcome:
         return perf_counter() - self._began_at
 
     @contextmanager
-    def locked(self, lock: RunLock | None) -> Iterator[None]:
+    def holding_lock(self, lock: RunLock | None) -> Iterator[None]:
         """Hold the lock of the run directory in the body. Until it is acquired, no file is written and no hook called.
 
         The directory is created if it does not exist.
@@ -107,7 +107,7 @@ class Outcome:
             log.info("%s", self.report.start())
 
     @contextmanager
-    def around_run(self, *, trains: bool = True) -> Iterator[None]:
+    def lifecycle(self, *, trains: bool = True) -> Iterator[None]:
         """Call before_run before the body; write `result.json` after it, and call after_run.
 
         Args:
@@ -115,7 +115,7 @@ class Outcome:
         """
         self._begin(records_code=trains)
         try:
-            with self._run.precision.active(), self.closing("after_run"):
+            with self._run.precision.active(), self.always_calling("after_run"):
                 try:
                     with self._calling_on_exception():  # before `result.json` is written
                         self._evaluator.check_validation()
@@ -142,7 +142,7 @@ class Outcome:
             log.info("%s", self.report.end(self.result, self.error, self.seconds))
 
     @contextmanager
-    def closing(self, point: Literal["after_train", "after_run"]) -> Iterator[None]:
+    def always_calling(self, point: Literal["after_train", "after_run"]) -> Iterator[None]:
         """Call all hooks of a closing mount point after the body, also if it raises or one of them raises.
 
         The first error is raised; later errors of closing hooks are logged with their tracebacks. In the closing
@@ -185,7 +185,7 @@ class Outcome:
         for call in self._run.calls.one_by_one("on_exception"):
             try:
                 call(error)
-            except BaseException as error_of_hook:  # as in `closing`
+            except BaseException as error_of_hook:  # as in `always_calling`
                 log.error("in on_exception: %s", describe(error_of_hook), exc_info=error_of_hook)
 
     # The result. -----------------------------------------------------------------------------------------------------

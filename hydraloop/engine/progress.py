@@ -94,7 +94,7 @@ class Progress:
         self.samples += samples
         self.batch_in_epoch = batch_idx + 1
 
-    def complete_epoch(self) -> None:
+    def complete_epoch_if_done(self) -> None:
         """Count the epoch, if all its batches are done."""
         if self.batch_in_epoch == self.epoch_length:
             self.epoch, self.batch_in_epoch = self.epoch + 1, 0

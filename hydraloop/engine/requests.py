@@ -3,9 +3,10 @@
 A single process acts after the hooks of the current mount point. With several ranks, a hook may ask on one rank only (a
 signal, a clock), so the ranks agree first:
 
-* At the end of an epoch or a validation, where all ranks wait for each other anyway, they exchange requests (`act`).
-* Inside an epoch, they exchange one flag in the background (`act_in_epoch`, `NewsFlag`). If it is set on any rank, the
-  ranks exchange the requests. In an evaluation, they do the same every few batches, and act after it.
+* At the end of an epoch or a validation, where all ranks wait for each other anyway, they exchange requests
+  (`save_or_stop_if_requested`).
+* Inside an epoch, they exchange one flag in the background (`save_or_stop_if_agreed`, `NewsFlag`). If it is set on any
+  rank, the ranks exchange the requests. In an evaluation, they do the same every few batches, and act after it.
 
 A request with `agreed=True` needs no exchange: the hook asks on every rank at the same point.
 """
@@ -66,7 +67,7 @@ class Requests:
         self._has_new_checkpoints = False  # whether some of these were not yet exchanged
         self._save_failed = False
 
-        # What all ranks have agreed on; the next `act` does it.
+        # What all ranks have agreed on; done by the next `save_or_stop_if_…`.
         self._must_act = False
         self._stop_agreed = False
         self._checkpoints_agreed: dict[str, CheckpointRequest] = {}
@@ -157,8 +158,8 @@ class Requests:
             self._error_agreed = True
             self._must_act = True
 
-    def start_clock(self) -> None:
-        """From now on, count `max_time`, and let signals preempt the run."""
+    def start_time_limit(self) -> None:
+        """From now on, `max_time` counts, and signals preempt the run."""
         self._deadline = perf_counter() + seconds_of(self._run.settings.max_time)
         self.preemptible = True
 
@@ -166,7 +167,7 @@ class Requests:
         """From now on, signals do not preempt the run."""
         self.preemptible = False
 
-    def check_clock(self) -> None:
+    def check_time_limit(self) -> None:
         """Ask for a stop after `max_time`."""
         if perf_counter() > self._deadline:
             self.stop(self._run.settings.out_of_time)
@@ -189,19 +190,19 @@ class Requests:
 
     # Acting; on every rank at the same points. -----------------------------------------------------------------------
 
-    def act(self) -> None:
-        """Agree with all ranks on all requests, write the checkpoints, and set `stop_reason`."""
+    def save_or_stop_if_requested(self) -> None:
+        """Agree with all ranks on all requests now, write the checkpoints, and set `stop_reason`. Ranks wait."""
         self.agree()
         if self._must_act:
-            self._act()
+            self._save_or_stop()
 
-    def act_in_epoch(self) -> None:
-        """Inside an epoch, between windows: act on what is agreed; at each interval, exchange the flag."""
-        self.check_clock()
+    def save_or_stop_if_agreed(self) -> None:
+        """Do only what all ranks have agreed on, so that no rank waits. At each interval, exchange the flag."""
+        self.check_time_limit()
         if not self._is_single:
             self._exchange_flag(self._run.progress.iteration)
         if self._must_act:
-            self._act()
+            self._save_or_stop()
 
     def exchange_in_evaluation(self, batch_idx: int) -> None:
         """Before a batch of an evaluation in which all ranks have equally many: agree on a preemption."""
@@ -209,7 +210,7 @@ class Requests:
             self._exchange_flag(batch_idx)
 
     def agree(self) -> None:
-        """Agree with all ranks on all requests, and set `preempted_by`; `act` follows."""
+        """Agree with all ranks on all requests, and set `preempted_by`; `save_or_stop_if_requested` follows."""
         if not self._is_single:
             self._flag.receive()
             self._exchange_requests()
@@ -265,7 +266,7 @@ class Requests:
             self._checkpoints_agreed[tag] = self._checkpoints_requested.pop(tag, CheckpointRequest())
             self._must_act = True
 
-    def _act(self) -> None:
+    def _save_or_stop(self) -> None:
         """Write each checkpoint once, with its owner's `on_error`; requests made meanwhile are done next time."""
         self._must_act = False
         checkpoints = self._checkpoints()

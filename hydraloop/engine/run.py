@@ -73,8 +73,8 @@ class Run:
 
     task: Any
     """The task: an `nn.Module` whose forward takes a batch and returns a dict with a scalar `loss`."""
-    trained_by: optim.Optimizer | None
-    """The optimizer; None if the engine only evaluates."""
+    optimizer_or_none: optim.Optimizer | None
+    """The optimizer; with several, all of them as one (`OptimizerSet`); None if the engine only evaluates."""
     schedules: Mapping[str, Schedule | TorchSchedule]
     """The schedules by name."""
     hooks: Mapping[str, Hook]
@@ -111,10 +111,10 @@ class Run:
         Raises:
             UserError: the engine was built without one.
         """
-        if self.trained_by is None:
+        if self.optimizer_or_none is None:
             remedy = "To train with the weights of a run, use hydraloop.build with load_from=outputs/<date>/<run>."
             raise UserError("there is no optimizer: this engine only evaluates", key="optimizer", remedy=remedy)
-        return self.trained_by
+        return self.optimizer_or_none
 
     @property
     def groups(self) -> list[Group]:

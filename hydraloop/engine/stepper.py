@@ -21,7 +21,8 @@ Outputs = dict[str, Any]
 class Stepper:
     """Trains a task on its batches: forward and backward for each batch, an optimizer step for each window.
 
-    A hook calls `skip_step` in before_optimizer_step to skip a step, for example if the norm of the gradients is NaN.
+    A window is the `accumulate` batches of one optimizer step. A hook calls `skip_step` in before_optimizer_step to
+    skip a step, for example if the norm of the gradients is NaN.
 
     Args:
         run: the parts of the run.
@@ -30,7 +31,7 @@ class Stepper:
     """
 
     wraps: ClassVar[bool] = True
-    """Whether DDP wraps the task to average its gradients."""
+    """Whether DDP wraps the task to average its gradients; False: the class averages them itself."""
 
     def __init__(self, run: Run, batches: Batches, loss_check: LossCheck) -> None:
         self._task = run.task
@@ -42,12 +43,12 @@ class Stepper:
         self.accumulate = run.settings.accumulate
         """Iterations in an optimizer step."""
 
-        self._is_wrapped = self.wraps and run.trained_by is not None
+        self._is_wrapped = self.wraps and run.optimizer_or_none is not None
         if not (self._is_wrapped or self._ranks.sharded):
-            self._ranks.start_equal(self._task)
+            self._ranks.broadcast_weights(self._task)
         self._forward = self._precision.forward(self._ranks.wrap(self._task) if self._is_wrapped else self._task)
 
-        # In a single process without accumulation, each loss counts as it is.
+        # In a single process without accumulation, a step has one loss, which needs no weight.
         self._weighting: LossWeighting | None = None
         if self.accumulate > 1 or self._ranks.world_size > 1:
             self._weighting = LossWeighting(self.accumulate, self._ranks, run.device)
@@ -55,45 +56,55 @@ class Stepper:
             hook.overrides("before_train_iter") or hook.overrides("before_iter") for hook in run.hooks.values()
         )
 
-        self._all_optimizers = cast("optim.Optimizer", run.trained_by)  # None if the engine only evaluates
+        # The optimizer of the run, or all of them as one. None if the engine only evaluates, which uses none.
+        self._all_optimizers = cast("optim.Optimizer", run.optimizer_or_none)
         self.optimizer = self._all_optimizers
-        """The optimizer whose gradients are computed; outside of the steps of a task, all of them as one."""
-        self.repeats = run.trained_by is not None and needs_closure(run)
-        """Whether the optimizer repeats the forward and backward pass in its step (LBFGS)."""
-        self.step = ""
-        """The name of the task's step that is being done; empty outside of steps."""
+        """The optimizer whose gradients are computed: in a step of the task, its optimizer; otherwise, all as one."""
+        self.uses_closure = run.optimizer_or_none is not None and needs_closure(run)
+        """Whether the optimizer repeats the forward and backward pass in its step (LBFGS, SAM)."""
+        self.task_step = ""
+        """The name of the current step of the task, such as `generator`; empty if the task has no steps, or between
+        iterations."""
         self.stepped = False
         """Whether an optimizer stepped in the iteration just completed."""
         self.window_closed = True
-        """Whether the accumulation window is closed, so that there are no gradients before an optimizer step."""
+        """True between two windows, when no gradients wait for an optimizer step."""
         self._skip_requested = False
         self._is_first_batch = True
 
-        self.batch_samples = 0
-        """This rank's samples in the current batch; 0 for a filler batch, which only other ranks count."""
-        self.samples_of_all = 0
-        """The samples of all ranks in the current batch."""
+        self.local_samples = 0
+        """Samples of this rank in the current batch; 0 for a filler.
+
+        A filler is the batch of a rank that has no samples left in the last global batch of an epoch. It has samples of
+        other ranks, so that this rank can take part in collectives, and it does not count."""
+        self.global_samples = 0
+        """Samples of all ranks in the current batch, without fillers."""
         self.loss_weights: dict[str, float | Tensor] = {}
-        """By name in the outputs (`loss`, `<step>/loss`), the weight of this rank's loss in a mean over iterations and
-        ranks: the samples of the batch, or the number of losses that the task returned with their sum; 0 for a
+        """The weight of this rank's loss in a mean over iterations and ranks, by name in the outputs (`loss`,
+        `<step>/loss`).
+
+        It is `local_samples`. If the task returned a sum of losses with their number, it is this number. It is 0 for a
         filler."""
 
     def start(self) -> None:
-        """Begin to train, on every rank: forget the gradients and the open window of an earlier use."""
+        """Begin to train, on every rank: drop the gradients and the open window that an aborted `train` has left."""
         if self._weighting is not None:
             loader = self._batches.loaders.train
-            own_count = getattr(self._task, "counts_its_own_samples", True)
-            is_exact = has_exact_sizes(loader) and not self._hooks_may_change_batches and not own_count
+            counts_samples_itself = getattr(self._task, "counts_its_own_samples", True)
+            may_differ = self._hooks_may_change_batches or counts_samples_itself
+            sizes_known_ahead = has_exact_sizes(loader) and not may_differ
             self._weighting.samples_at = share_of(loader)
-            self._weighting.sizes_are_exact = all(self._ranks.gather(is_exact))
+            self._weighting.sizes_are_exact = all(self._ranks.gather(sizes_known_ahead))
         if self._all_optimizers is not None:
             self._all_optimizers.zero_grad()
         self.optimizer = self._all_optimizers
-        self.step = ""
+        self.task_step = ""
         self.window_closed = True
 
     def train_batch(self, window: Window, batch_idx: int, batch: Any) -> Outputs:
-        """Train on one batch of a window; the last batch ends with the optimizer step. No host sync of its own.
+        """Train on one batch of a window; after the last batch, take the optimizer step.
+
+        No host sync, except in hooks and in each optimizer step of fp16; rarely, to check the loss.
 
         Returns:
             What the task returned, with `loss` detached.
@@ -106,24 +117,25 @@ class Stepper:
         outputs = self._forward_backward(batch_idx, batch, ends_window=ends_window)
         loss = outputs["loss"]
         outputs["loss"] = loss.detach()
-        self._loss_check.keep(batch_idx, self.step, outputs["loss"] if self.batch_samples else None)
+        self._loss_check.keep(batch_idx, self.task_step, outputs["loss"] if self.local_samples else None)
         self._calls.after_backward(batch_idx, batch, outputs)
 
         # One optimizer step for the whole window.
         self.stepped = ends_window and self._optimizer_step(batch_idx, batch, outputs)
         self.window_closed = ends_window
 
-        if self._is_first_batch:
+        if self._is_first_batch:  # it may be slow (compilation); from now on, a rank that hangs is noticed sooner
             self._is_first_batch = False
             self._ranks.first_step_done()
         return outputs
 
     def _optimizer_step(self, batch_idx: int, batch: Any, outputs: Outputs) -> bool:
-        """End a window. Return whether the step was taken, and not skipped."""
-        # Bring the gradients to their true size: without the loss scale of fp16, and as the mean over all terms.
+        """Take the optimizer step of a window. Return False if it was skipped."""
+        # Divide the gradients by the loss scale of fp16. Then scale them to the mean loss over all samples of the
+        # window on all ranks (or over all terms, if the task returns a sum and their number).
         self._precision.unscale(self.optimizer)
         if self._weighting is not None:
-            self._weighting.correct(self.optimizer)
+            self._weighting.rescale_gradients(self.optimizer)
 
         # Hooks clip or inspect the gradients here, and may call `skip_step`.
         self._skip_requested = False
@@ -132,17 +144,17 @@ class Stepper:
         if self._skip_requested:
             self._precision.skip()
             stepped = False
-        elif self.repeats:
+        elif self.uses_closure:
             self._step_with_closure(batch_idx, batch, outputs)
             stepped = True
         else:
             stepped = self._precision.step(self.optimizer)  # fp16 skips the step if a gradient has overflowed
 
-        # Optimizer.zero_grad also calls the profiler, which takes 4 % of an iteration of a small model.
+        # Not Optimizer.zero_grad, which also calls the profiler: 4 % of an iteration of a small model.
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None
-        self._loss_check.close_window(stepped=stepped)
+        self._loss_check.end_window(stepped=stepped)
         return stepped
 
     def skip_step(self) -> None:
@@ -153,7 +165,7 @@ class Stepper:
         Raises:
             RuntimeError: the optimizer computes the loss several times in a step (LBFGS, SAM).
         """
-        if self.repeats:
+        if self.uses_closure:
             raise RuntimeError(
                 f"{type(self.optimizer).__name__} computes the loss several times in a step, and calls "
                 "before_optimizer_step each time, so the step cannot be skipped"
@@ -165,24 +177,24 @@ class Stepper:
         samples = self._task.num_samples(batch)
         if not samples:
             raise empty_batch_error(batch_idx)
-        self.batch_samples = self.samples_of_all = samples
+        self.local_samples = self.global_samples = samples
         if self._weighting is not None:
             self._weighting.begin_batch(batch_idx, samples)
-            self.batch_samples = self._weighting.samples
-            self.samples_of_all = self._weighting.samples_of_all
+            self.local_samples = self._weighting.local_samples
+            self.global_samples = self._weighting.global_samples
             self._ranks.sync_gradients(ends_window)
 
-        outputs: Outputs = self._forward(batch, step=self.step) if self.step else self._forward(batch)
-        loss = loss_to_minimise(self._task, outputs, self.step)
-        mean, weight = mean_and_weight(loss, self.batch_samples)
-        self.loss_weights[f"{self.step}/loss" if self.step else "loss"] = weight
+        outputs: Outputs = self._forward(batch, step=self.task_step) if self.task_step else self._forward(batch)
+        loss = loss_to_minimise(self._task, outputs, self.task_step)  # the mean over the samples, or (sum, count)
+        mean, weight = mean_and_weight(loss, self.local_samples)
+        self.loss_weights[f"{self.task_step}/loss" if self.task_step else "loss"] = weight
 
         if self._weighting is None:
             self._precision.backward(mean)
         else:
-            weighted = self._weighting.weigh(loss, self.step)
-            if ends_window:
-                self._weighting.close_window()
+            weighted = self._weighting.weigh(loss, self.task_step)
+            if ends_window:  # all terms are counted now; their sum over the ranks overlaps with the last backward
+                self._weighting.start_summing_terms()
             self._precision.backward(weighted)
         outputs["loss"] = mean
         return outputs
@@ -204,15 +216,16 @@ class Stepper:
     # Optimizers whose `step` calls a closure, which repeats forward and backward: LBFGS and SAM. ----------------------
 
     def _step_with_closure(self, batch_idx: int, batch: Any, outputs: Outputs) -> None:
-        """Take a step of an optimizer that asks for losses and gradients. It always takes the step."""
+        """Take the step of an optimizer that calls a closure for each loss and its gradients."""
         optimizer = self.optimizer
         logged = dict(self._task.logged)
         weight = self.loss_weights["loss"]
-        # LBFGS first asks at the current weights, whose loss and gradients are there. SAM moves the weights first.
+        # LBFGS calls the closure first at the current weights, for which the loss and the gradients have just been
+        # computed. SAM moves the weights before it calls the closure.
         is_computed = isinstance(optimizer, optim.LBFGS)
 
-        @torch.enable_grad()  # `step` runs without gradients
-        def closure() -> Any:  # torch's types say that it returns a float
+        @torch.enable_grad()  # optimizers run `step` under torch.no_grad
+        def closure() -> Any:  # a tensor; torch's annotation of `step` says float
             nonlocal is_computed
             if is_computed:
                 is_computed = False
@@ -223,22 +236,22 @@ class Stepper:
             repeated = self._forward_backward(batch_idx, batch, ends_window=True)
             repeated["loss"] = repeated["loss"].detach()
             if self._weighting is not None:
-                self._weighting.correct(optimizer)
+                self._weighting.rescale_gradients(optimizer)
             self._calls.before_optimizer_step(batch_idx, batch, repeated)
             return self._mean_over_ranks(repeated["loss"])
 
         optimizer.step(closure)
 
-        # Records have the values of the iteration's own forward. Hooks have the dict.
+        # Records get the values of the first forward. `clear` and `update`: hooks hold this dict.
         self._task.logged.clear()
         self._task.logged.update(logged)
         self.loss_weights["loss"] = weight
 
     def _mean_over_ranks(self, mean: Tensor) -> Tensor:
-        """Return the mean loss of all ranks, the same on each: the optimizer's number of calls may depend on it."""
+        """Return the mean loss of all ranks. All ranks need the same value: LBFGS decides by it how often it calls."""
         if self._ranks.world_size == 1:
             return mean
-        mean = mean.reshape(()) if self.batch_samples else torch.zeros_like(mean).reshape(())  # a filler's may be NaN
+        mean = mean.reshape(()) if self.local_samples else torch.zeros_like(mean).reshape(())  # a filler's may be NaN
         count = torch.as_tensor(self.loss_weights["loss"], dtype=mean.dtype, device=mean.device).reshape(())
         total, count = self._ranks.sum(torch.stack((mean * count, count)))
         return mean_of((total, count))
@@ -250,12 +263,14 @@ def needs_closure(run: Run) -> bool:
     Raises:
         UserError: it needs one, and the run has several optimizers, fp16, accumulation or FSDP2.
     """
-    name, optimizer = next(
-        ((name, one) for name, one in run.optimizers.items() if _has_closure(one, run.settings.closures.get(name))),
-        ("", None),
-    )
-    if optimizer is None:
+    with_closure = [
+        (name, optimizer)
+        for name, optimizer in run.optimizers.items()
+        if _requires_closure(optimizer, run.settings.closures.get(name))
+    ]
+    if not with_closure:
         return False
+    name, optimizer = with_closure[0]
     for is_used, what, key, remedy in (
         (len(run.optimizers) > 1, "several optimizers", f"optimizer.{name}", "Use it as the only optimizer."),
         (run.precision.name == "fp16", "fp16", "precision", "Use precision=bf16 or precision=fp32."),
@@ -268,8 +283,8 @@ def needs_closure(run: Run) -> bool:
     return True
 
 
-def _has_closure(optimizer: optim.Optimizer, option: bool | None) -> bool:
-    """Return whether the option says so, or without it, whether `step` requires the argument."""
+def _requires_closure(optimizer: optim.Optimizer, option: bool | None) -> bool:
+    """Return `option` (`optimizer.closure`). If it is None, return whether `step` has a required argument `closure`."""
     if option is not None:
         return option
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")

@@ -56,7 +56,7 @@ class Report:
             + (f", {ranks} processes ({'fsdp2' if run.ranks.sharded else 'ddp'})" if ranks > 1 else ""),
         }
         if loaders.train is not None:
-            rows["optimizer"] = "none" if run.trained_by is None else format_optimizer(run)
+            rows["optimizer"] = "none" if run.optimizer_or_none is None else format_optimizer(run)
             if run.schedules:
                 rows["schedule"] = ", ".join(run.schedules)
             rows["training"] = (

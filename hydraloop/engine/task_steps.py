@@ -67,26 +67,26 @@ class TaskStepper(Stepper):
         total: Any = 0.0
         stepped = False
         iteration = self._progress.iteration + 1
-        self.batch_samples = self._task.num_samples(batch)
+        self.local_samples = self._task.num_samples(batch)
         for step in self._steps:
             if iteration % step.every or not step.trained:
                 continue
-            self.step = step.name
+            self.task_step = step.name
             self.optimizer = step.optimizer
-            self._task_step = step
+            self._current = step
             of_step = super().train_batch(window, batch_idx, batch)
             stepped |= self.stepped
             outputs.update((f"{step.name}/{name}", value) for name, value in of_step.items())
             total = total + of_step["loss"]
-        self.step = ""
+        self.task_step = ""
         self.optimizer = self._all_optimizers
         self.stepped = stepped
         outputs["loss"] = total
-        self.loss_weights["loss"] = self.batch_samples
+        self.loss_weights["loss"] = self.local_samples
         return outputs
 
     def _forward_backward(self, batch_idx: int, batch: Any, *, ends_window: bool) -> Outputs:
-        step = self._task_step
+        step = self._current
         # The forward pass must not see that the others require gradients, or its backward would compute them.
         with without_gradients(step.others):
             outputs = super()._forward_backward(batch_idx, batch, ends_window=ends_window)
@@ -113,7 +113,7 @@ def make_stepper(run: Run, batches: Batches, loss_check: LossCheck) -> Stepper:
     Raises:
         UserError: as in `TaskStepper`; or without steps, an optimizer has `every`.
     """
-    if run.trained_by is None:
+    if run.optimizer_or_none is None:
         return Stepper(run, batches, loss_check)
     if getattr(run.task, "steps", ()):
         return TaskStepper(run, batches, loss_check)

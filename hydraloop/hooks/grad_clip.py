@@ -89,7 +89,7 @@ class GradClipHook(Hook):
         self._skips = self.skip_nonfinite and engine.run.precision.name != "fp16"
         if not self._skips:
             return
-        if engine.stepper.repeats:
+        if engine.stepper.uses_closure:
             raise UserError(
                 f"the step of {type(engine.optimizer).__name__} computes the loss several times and cannot be skipped",
                 key=f"{self.key}.skip_nonfinite",
@@ -111,19 +111,19 @@ class GradClipHook(Hook):
             if not math.isfinite(value):
                 self._skip(engine, value)
                 return
-            self._in_a_row[stepper.step] = 0
+            self._in_a_row[stepper.task_step] = 0
         if self.max_norm is not None:
             clip_grads_with_norm_(parameters, self.max_norm, norm)
         elif self.clip_value is not None:
             clip_grad_value_(parameters, self.clip_value)
-        self._norms.append((stepper.step, whole(norm), engine.run.precision.skipped))
+        self._norms.append((stepper.task_step, whole(norm), engine.run.precision.skipped))
 
     def _skip(self, engine: Engine, norm: float) -> None:
         """Skip the step. All ranks have the same gradients, or the norm of all shards, and do the same."""
         stepper, iteration = engine.stepper, engine.progress.iteration + 1
         stepper.skip_step()
-        self._in_a_row[stepper.step] += 1
-        if self._in_a_row[stepper.step] == _MOST_SKIPPED:
+        self._in_a_row[stepper.task_step] += 1
+        if self._in_a_row[stepper.task_step] == _MOST_SKIPPED:
             engine.loss_check.end_diverged()
             saved = engine.checkpoints.last_checkpoint
             earlier = "" if saved is None else f"Add resume={saved} seed={engine.run.seed + 1}: other batches follow. "
@@ -133,7 +133,7 @@ class GradClipHook(Hook):
                 remedy=f"{earlier}Train with a lower optimizer.lr.",
             )
         if engine.distributed.is_main:
-            of_step = f" of the step {stepper.step}" if stepper.step else ""
+            of_step = f" of the step {stepper.task_step}" if stepper.task_step else ""
             log.warning("iteration %d: the gradient norm%s is %s, so the step is skipped", iteration, of_step, norm)
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:

@@ -79,7 +79,7 @@ class RuntimeInfoHook(Hook):
         losses = {"loss": outputs["loss"], **dict(scalars_of(outputs)), **self._logged}
         self._logged.clear()
         for name, value in losses.items():
-            engine.messages.add(name, value, engine.stepper.loss_weights.get(name, engine.stepper.batch_samples))
+            engine.messages.add(name, value, engine.stepper.loss_weights.get(name, engine.stepper.local_samples))
         self._losses = losses
 
 

@@ -157,8 +157,8 @@ class Task(nn.Module):
             UserError: the value is not a number, or records already use the name.
         """
         check_names([name], TAKEN)
-        if self.steps and hasattr(self, "engine") and self.engine.stepper.step:
-            name = f"{self.engine.stepper.step}/{name}"
+        if self.steps and hasattr(self, "engine") and self.engine.stepper.task_step:
+            name = f"{self.engine.stepper.task_step}/{name}"
         if isinstance(value, Tensor) and value.numel() == 1:
             value = value.detach().clone().reshape(())  # a copy: parameters and buffers change before it is read
         elif not isinstance(value := plain(value), int | float):

@@ -121,7 +121,7 @@ class Norms(Hook):
             p.grad for group in engine.stepper.optimizer.param_groups for p in group["params"] if p.grad is not None
         ]
         self.seen.append(
-            (engine.progress.iteration + 1, engine.stepper.step, float(nn.utils.get_total_norm(gradients)))
+            (engine.progress.iteration + 1, engine.stepper.task_step, float(nn.utils.get_total_norm(gradients)))
         )
 
 

@@ -74,7 +74,7 @@ class Distributed:
     def sync_gradients(self, on: bool) -> None:
         """Set, before a forward pass, whether its backward averages the gradients over the ranks."""
 
-    def start_equal(self, task: nn.Module) -> None:
+    def broadcast_weights(self, task: nn.Module) -> None:
         """Copy rank 0's parameters and buffers to all ranks, for a task that is not wrapped."""
 
     def average(self, parameters: Mapping[str, nn.Parameter], step: str) -> None:

@@ -126,7 +126,7 @@ class ProcessGroup(Distributed):
             convert: Any = nn.SyncBatchNorm.convert_sync_batchnorm
             convert(model)
         if self.sharded:
-            self.start_equal(model)
+            self.broadcast_weights(model)
             shard(model, self._options.fsdp, self._device, autocast)
             self._model = model
 
@@ -153,7 +153,7 @@ class ProcessGroup(Distributed):
         )
         return cast(nn.Module, self._ddp)
 
-    def start_equal(self, task: nn.Module) -> None:
+    def broadcast_weights(self, task: nn.Module) -> None:
         """Broadcast rank 0's parameters and buffers."""
         broadcast((*task.parameters(), *task.buffers()))
 

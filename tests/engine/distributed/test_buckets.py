@@ -34,7 +34,7 @@ def made_equal(distributed: ProcessGroup, limit: int) -> list[Any]:
         module = all_kinds(distributed.rank)
         strides = [tensor.stride() for tensor in module.parameters()]
         counts = [_so_far()]
-        distributed.start_equal(module)
+        distributed.broadcast_weights(module)
         counts.append(_so_far())
         distributed.before_evaluation(module)
         counts.append(_so_far())

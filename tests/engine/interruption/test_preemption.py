@@ -347,6 +347,6 @@ def test_ranks_exchange_at_least_every_5_seconds(
     for iteration in range(1, 60):
         now += seconds
         progress.complete_iteration(iteration - 1, 1, stepped=True)
-        requests.act_in_epoch()
+        requests.save_or_stop_if_agreed()
     assert exchanged[:2] == [1, 2], "until the time of an iteration is known"
     assert {later - earlier for earlier, later in itertools.pairwise(exchanged[3:])} == {interval}

@@ -122,15 +122,18 @@ def train(distributed: Distributed, run_dir: str, options: dict[str, Any]) -> di
     outputs: list[dict[str, float]] = []
 
     def look(engine: Engine) -> None:
-        assert engine.stepper.optimizer is engine.run.optimizers[engine.stepper.step]
+        assert engine.stepper.optimizer is engine.run.optimizers[engine.stepper.task_step]
         gradients.append(
-            (engine.stepper.step, {n: p.grad.clone() for n, p in engine.model.named_parameters() if p.grad is not None})
+            (
+                engine.stepper.task_step,
+                {n: p.grad.clone() for n, p in engine.model.named_parameters() if p.grad is not None},
+            )
         )
 
     hooks = {"look": at("before_optimizer_step", look, nth=0), "read": _Outputs(outputs), **options.pop("hooks", {})}
     engine = gan_engine(Path(run_dir), hooks, distributed=distributed, **options)
     engine.train()
-    assert (engine.stepper.step, engine.stepper.optimizer) == ("", engine.optimizer)
+    assert (engine.stepper.task_step, engine.stepper.optimizer) == ("", engine.optimizer)
     return {
         "gradients": gradients,
         "weights": {name: value.clone() for name, value in engine.model.state_dict().items()},
