@@ -15,11 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from hydraloop.engine.call_table import Slot
 from hydraloop.engine.checkpoint.format import load
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import MOUNT_POINTS, Hook
 from hydraloop.engine.loaders import Loaders, epoch_setters
+from hydraloop.engine.precision import Precision
 from hydraloop.engine.run import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks import DistSamplerSeedHook, ParamSchedulerHook
@@ -67,25 +69,36 @@ class EngineWithNeededHooks(Engine):
 
 def make_engine(
     run_dir: Path,
-    hooks: Mapping[str, Hook] | None = None,
+    hooks: Mapping[str, Hook | None] | None = None,
     *,
-    train: Sequence[Any] | None = None,
-    val: Sequence[Any] | None = None,
-    test: Sequence[Any] | None = None,
+    train: Any = None,
+    val: Any = None,
+    test: Any = None,
+    loaders: Loaders | None = None,
     task: nn.Module | None = None,
     lr: float = 0.01,
     engine: type[Engine] = EngineWithNeededHooks,
     optimizer: torch.optim.Optimizer | None = None,
     seed: int = 0,
     distributed: Distributed | None = None,
+    schedules: Mapping[str, Any] | None = None,
+    slots: Sequence[Slot] | None = None,
+    precision: Precision | None = None,
     **settings: Any,
 ) -> Engine:
-    """Make an engine on the CPU with a tiny task, SGD and, by default, two train batches."""
+    """Make an engine on the CPU with a tiny task, SGD and, by default, two train batches.
+
+    Args:
+        loaders: in place of `train`, `val` and `test`.
+    """
     task = tiny_task() if task is None else task
     return engine(
         task=task,
         optimizer=torch.optim.SGD(task.parameters(), lr=lr) if optimizer is None else optimizer,
-        loaders=Loaders(batches(2) if train is None else train, val, test),
+        loaders=loaders or Loaders(batches(2) if train is None else train, val, test),
+        schedules=schedules,
+        slots=slots,
+        precision=precision,
         hooks=hooks,
         settings=Settings(**{"device": "cpu", "max_epochs": 1, **settings}),
         run_dir=run_dir,

@@ -12,7 +12,7 @@ import hydraloop.engine.hook as hook_module
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import GENERAL_POINTS, MOUNT_POINTS, Hook, Mode, Priority
 from hydraloop.errors import UserError
-from tests.helpers import batches, make_engine
+from tests.helpers import at, batches, make_engine
 
 # Priority. -----------------------------------------------------------------------------------------------------------
 
@@ -211,32 +211,6 @@ def test_the_helpers_answer_as_mmengines_do(tmp_path: Path) -> None:
     assert hook.ends == [("train", 4), ("val", 1)] * 4 + [("test", 3)]
 
 
-class LastEpoch(Hook):
-    """Records, for each mount point, the epochs (from 1) in which `is_last_train_epoch` is true and false."""
-
-    def __init__(self) -> None:
-        self.yes: set[str] = set()
-        self.no: set[str] = set()
-
-    def note(self, point: str, epoch: int, engine: Engine) -> None:
-        (self.yes if self.is_last_train_epoch(engine) else self.no).add(f"{point} {epoch}")
-
-    def before_train_epoch(self, engine: Engine) -> None:
-        self.note("before epoch", engine.progress.epoch + 1, engine)
-
-    def before_train_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
-        self.note("before iter", engine.progress.epoch + 1, engine)
-
-    def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Any) -> None:
-        self.note("after iter", engine.progress.epoch + 1, engine)
-
-    def after_train_epoch(self, engine: Engine) -> None:
-        self.note("after epoch", engine.progress.epoch, engine)
-
-    def before_val(self, engine: Engine) -> None:
-        self.note("validation", -(-engine.progress.iteration // engine.progress.epoch_length), engine)
-
-
 @pytest.mark.parametrize(
     ("settings", "last"),
     [
@@ -248,10 +222,21 @@ class LastEpoch(Hook):
     ids=str,
 )
 def test_the_last_epoch_is_the_last_throughout(tmp_path: Path, settings: dict[str, Any], last: int) -> None:
-    hook = LastEpoch()
-    make_engine(tmp_path, {"last": hook}, train=batches(3), val=batches(1), **settings).train()
-    assert {int(place.split()[-1]) for place in hook.yes} == {last}
-    assert {int(place.split()[-1]) for place in hook.no} == set(range(1, last))
-    points = {place.rpartition(" ")[0] for place in hook.yes}
-    assert points >= {"before epoch", "before iter", "after iter", "validation"}
-    assert ("after epoch" in points) == (settings.get("max_iters", 9) % 3 == 0)
+    yes, no = set[tuple[str, int]](), set[tuple[str, int]]()
+
+    def noting(point: str) -> Hook:
+        def note(engine: Engine) -> None:
+            inside = point not in ("after_train_epoch", "before_val")
+            epoch = (engine.progress.epoch + 1) if inside else -(-engine.progress.iteration // 3)
+            (yes if hook.is_last_train_epoch(engine) else no).add((point, epoch))
+
+        hook = at(point, note, nth=0)
+        return hook
+
+    points = ("before_train_epoch", "before_train_iter", "after_train_iter", "after_train_epoch", "before_val")
+    hooks = {point: noting(point) for point in points}
+    make_engine(tmp_path, hooks, train=batches(3), val=batches(1), **settings).train()
+    assert {epoch for _, epoch in yes} == {last}
+    assert {epoch for _, epoch in no} == set(range(1, last))
+    whole = settings.get("max_iters", 9) % 3 == 0
+    assert {point for point, _ in yes} == {point for point in points if whole or point != "after_train_epoch"}

@@ -24,12 +24,10 @@ from hydraloop.data import build_loader
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.run import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks import DistSamplerSeedHook
 from hydraloop.tasks.task import Task
-from tests.helpers import EngineWithNeededHooks, differences
+from tests.helpers import differences, make_engine
 from tests.ranks import on_ranks
 
 BATCHES, SIZE = 10, 4
@@ -168,14 +166,16 @@ def run(
     random.seed(torch.initial_seed())
     model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 1))
     watch = Watch(save_at)
-    engine = EngineWithNeededHooks(
-        task=Dropping(model, None),  # type: ignore[arg-type]
+    engine = make_engine(
+        folder,
+        {"sampler_seed": DistSamplerSeedHook(), "watch": watch},
+        train=train,
+        task=Dropping(model, None),
         optimizer=torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9),
-        loaders=Loaders(train),
-        hooks={"sampler_seed": DistSamplerSeedHook(), "watch": watch},
-        settings=Settings(device="cpu", max_epochs=3, accumulate=2, test=False, **settings),
-        run_dir=folder,
         distributed=distributed,
+        max_epochs=3,
+        accumulate=2,
+        **settings,
     )
     engine.train()
     return watch.samples, {name: value.clone() for name, value in model.state_dict().items()}

@@ -10,9 +10,9 @@ import pytest
 from torch.optim import SGD, AdamW, Optimizer
 
 from hydraloop.errors import UserError
-from hydraloop.optim import Cosine, Exponential, Linear, MultiStep, Schedule
+from hydraloop.optim import Cosine, Exponential, Linear, MultiStep, Plateau, Schedule
 from hydraloop.schemas.scheduler import OPTIONS
-from tests.optim.scheduled import LRS, STEPS, of, option, resumed, run, two_groups, values
+from tests.optim.scheduled import LRS, STEPS, STEPS_PER_EPOCH, of, option, resumed, run, two_groups, values
 
 DOWN = Exponential(0.5)
 
@@ -120,3 +120,78 @@ def test_an_unknown_key_lists_the_known_ones(kind: type[Optimizer], param: str, 
         of("mine", DOWN, optimizer, param=param)
     assert caught.value.key == "scheduler.mine.param"
     assert remedy in str(caught.value)
+
+
+N = STEPS_PER_EPOCH
+CONVERTED: dict[str, Any] = {"by_epoch": True, "convert_to_iter_based": True}
+
+
+def test_begin_and_end_are_epochs_too() -> None:
+    optimizer = two_groups()
+    schedule = of("it", Exponential(0.5), optimizer, begin=2, end=4, **CONVERTED)
+    seen = [lrs[0] for lrs in run(optimizer, [schedule])]
+    assert (schedule.begin, schedule.end) == (2 * N, 4 * N)
+    assert seen[: 2 * N + 1] == [1.0] * (2 * N + 1)
+    assert seen[2 * N + 1] == 0.5  # gamma is of each optimizer step, as in MMEngine
+    assert seen[4 * N :] == [0.5 ** (2 * N - 1)] * (STEPS - 4 * N + 1)
+
+
+@pytest.mark.parametrize("changes", [{}, {"by_epoch": True}])
+def test_steps_and_validations_cannot_be_converted(changes: dict[str, Any]) -> None:
+    function = Plateau() if changes else MultiStep([3])
+    monitor = "loss" if changes else None
+    with pytest.raises(UserError, match="no epochs to convert") as caught:
+        of("it", function, two_groups(), convert_to_iter_based=True, monitor=monitor, **changes)
+    assert caught.value.key == "scheduler.it.convert_to_iter_based"
+
+
+def test_without_training_data_lengths_stay() -> None:
+    optimizer = two_groups()
+    assert option("cosine", optimizer, T_max=5, steps_per_epoch=0, **CONVERTED).function.T_max == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "field", "text"),
+    [
+        ("cosine", {"begin": 5, "end": 3}, "begin", "not before end=3"),
+        ("cosine", {"param": "momentun"}, "param", "Did you mean momentum?"),
+        ("multistep", {"milestones": [7, 3]}, "milestones", "Use [3, 7]."),
+        ("plateau", {"mode": "least"}, "mode", "Known: max, min."),
+        ("plateau", {"threshold_mode": "x"}, "threshold_mode", "Known: abs, rel."),
+        ("yolox", {"by_epoch": False}, "convert_to_iter_based", "by_epoch=true"),
+    ],
+)
+def test_a_wrong_option_names_its_key(name: str, changes: dict[str, Any], field: str, text: str) -> None:
+    optimizer = two_groups()
+    before = [dict(group) for group in optimizer.param_groups]
+    with pytest.raises(UserError) as caught:
+        option(name, optimizer, **changes)
+    assert caught.value.key == f"scheduler.{name}.{field}"
+    assert caught.value.remedy
+    assert text in str(caught.value)
+    assert [dict(group) for group in optimizer.param_groups] == before
+
+
+@pytest.mark.parametrize(
+    ("function", "ours", "key"),
+    [
+        (Exponential(0.5), {"monitor": "loss"}, "scheduler.mine.monitor"),
+        (Plateau(), {}, "scheduler.mine.monitor"),
+        (3, {}, "scheduler.mine"),
+    ],
+)
+def test_a_mistake_names_its_key(function: Any, ours: dict[str, Any], key: str) -> None:
+    with pytest.raises(UserError) as caught:
+        of("mine", function, two_groups(), **ours)
+    assert caught.value.key == key
+
+
+@pytest.mark.parametrize(("epochs", "steps_per_epoch"), [(1, 1), (1, 3), (2, 1)])
+@pytest.mark.parametrize("name", sorted(OPTIONS.keys() - {"constant", "linear", "momentum"}))
+def test_the_defaults_fit_the_shortest_runs(
+    name: str, epochs: int, steps_per_epoch: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    optimizer = two_groups()
+    schedule = option(name, optimizer, epochs=epochs, steps_per_epoch=steps_per_epoch)
+    run(optimizer, [schedule], epochs * steps_per_epoch)
+    assert caplog.text == ""

@@ -13,11 +13,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from hydraloop.engine.distributed.comm import Distributed
-from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.run import Settings
 from hydraloop.errors import UserError
 from hydraloop.tasks import Accuracy, HuggingFace, TokenAccuracy
-from tests.helpers import EngineWithNeededHooks
+from tests.helpers import make_engine
 from tests.ranks import on_ranks
 
 WORDS = 8
@@ -178,13 +176,13 @@ def train(distributed: Distributed, run_dir: Path, accumulate: int, batches: lis
     """One epoch on this rank's batches. Return the weights."""
     torch.manual_seed(0)
     task = HuggingFace(TokenModel())
-    EngineWithNeededHooks(
+    make_engine(
+        run_dir,
+        train=batches[distributed.rank :: distributed.world_size],
         task=task,
-        optimizer=torch.optim.SGD(task.parameters(), lr=1.0),
-        loaders=Loaders(batches[distributed.rank :: distributed.world_size]),
-        settings=Settings(max_epochs=1, accumulate=accumulate, device="cpu"),
+        lr=1.0,
         distributed=distributed,
-        run_dir=run_dir,
+        accumulate=accumulate,
     ).train()
     weights: Tensor = task.model.logits.weight.detach()
     return weights

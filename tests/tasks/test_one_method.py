@@ -18,7 +18,7 @@ from hydraloop.errors import UserError
 from hydraloop.files.metrics_log import FILENAME
 from hydraloop.hooks import LoggerHook, RuntimeInfoHook
 from hydraloop.tasks import MeanAbsoluteError, Task
-from tests.helpers import EngineWithNeededHooks
+from tests.helpers import EngineWithNeededHooks, make_engine
 from tests.ranks import on_ranks
 
 
@@ -59,13 +59,14 @@ def batch_of(*targets: float) -> dict[str, Tensor]:
 
 def test_one_method_trains_validates_and_tests_with_the_same_names(tmp_path: Path) -> None:
     task = OneMethod(Constant(), metrics={"mae": MeanAbsoluteError()})
-    engine = EngineWithNeededHooks(
+    engine = make_engine(
+        tmp_path,
+        {"runtime_info": RuntimeInfoHook(), "logger": LoggerHook(interval=2)},
+        train=[batch_of(1, 3), batch_of(5)],
+        val=[batch_of(1, 3), batch_of(6)],
+        test=[batch_of(2, 2), batch_of(-4)],
         task=task,
-        optimizer=torch.optim.SGD(task.parameters(), lr=0.0),
-        loaders=Loaders([batch_of(1, 3), batch_of(5)], [batch_of(1, 3), batch_of(6)], [batch_of(2, 2), batch_of(-4)]),
-        hooks={"runtime_info": RuntimeInfoHook(), "logger": LoggerHook(interval=2)},
-        settings=Settings(max_epochs=1, device="cpu"),
-        run_dir=tmp_path,
+        lr=0.0,
     )
     engine.train()
     train, val, test = (json.loads(line) for line in (tmp_path / FILENAME).read_text().splitlines())

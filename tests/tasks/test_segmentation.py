@@ -14,12 +14,10 @@ from torch.nn import functional
 import hydraloop
 from hydraloop.data import InMemoryDataset, build_loader
 from hydraloop.engine.distributed.comm import Distributed
-from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.run import Settings
 from hydraloop.errors import UserError
 from hydraloop.tasks import Accuracy, Segmentation, Task
 from hydraloop.tasks.building import build_task
-from tests.helpers import EngineWithNeededHooks, HostSyncs
+from tests.helpers import HostSyncs, make_engine
 from tests.ranks import on_ranks
 
 CLASSES, IGNORED = 3, 7
@@ -49,13 +47,15 @@ def trained(distributed: Distributed, cfg: DictConfig, batch: int, accumulate: i
     part = {"rank": distributed.rank, "world_size": distributed.world_size}
     loader = build_loader(InMemoryDataset(*data()), shuffle=False, batch_size=batch, **part)
     with TemporaryDirectory() as folder:
-        engine = EngineWithNeededHooks(
+        engine = make_engine(
+            Path(folder),
+            train=loader,
+            val=loader,
             task=task,
-            optimizer=torch.optim.SGD(task.parameters(), lr=0.5),
-            loaders=Loaders(loader, loader),
-            settings=Settings(device="cpu", max_epochs=2, accumulate=accumulate),
-            run_dir=Path(folder),
+            lr=0.5,
             distributed=distributed,
+            max_epochs=2,
+            accumulate=accumulate,
         )
         engine.train()
     return engine.metrics, torch.cat([parameter.detach().flatten() for parameter in task.parameters()])

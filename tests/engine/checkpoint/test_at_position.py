@@ -14,11 +14,9 @@ from torch.utils.data import Dataset
 from hydraloop.data import build_loader
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.run import Settings
 from hydraloop.hooks import CheckpointHook, ModeSwitchHook, SetEpochInfoHook
 from hydraloop.tasks.task import Task
-from tests.helpers import EngineWithNeededHooks, at, batches, differences, make_engine
+from tests.helpers import at, batches, differences, make_engine
 from tests.hooks.tiny_runs import load
 
 
@@ -116,13 +114,14 @@ def seen_in(run_dir: Path, *hooks: Hook, **settings: Any) -> Seen:
         **{f"mine_{index}": hook for index, hook in enumerate(hooks)},
     }
     run_dir.mkdir()
-    EngineWithNeededHooks(
+    make_engine(
+        run_dir,
+        named,
+        train=data,
+        val=batches_of_one(),
         task=Told(net, nn.MSELoss()),
         optimizer=torch.optim.SGD(net.parameters(), lr=0.01),
-        loaders=Loaders(data, batches_of_one()),
-        hooks=named,
-        settings=Settings(**{"device": "cpu", "max_epochs": 4, "sanity_val_steps": 0, **settings}),
-        run_dir=run_dir,
+        **{"max_epochs": 4, "sanity_val_steps": 0, **settings},
     ).train()
     return seen
 

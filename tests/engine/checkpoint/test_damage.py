@@ -1,7 +1,8 @@
-"""Random damage in checkpoint files: each is reported, or the file still loads equal bits."""
+"""Damage in checkpoint files: each is reported, or the file still loads equal bits; ranks verify a file together."""
 
 from __future__ import annotations
 
+import zipfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,14 @@ import pytest
 import torch
 
 from hydraloop.engine.checkpoint.format import load, write
+from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.errors import UserError
+from hydraloop.files import integrity
 from hydraloop.files.checkpoint_files import is_complete
 from hydraloop.files.integrity import damage
 from tests.faults import checkpoints
 from tests.helpers import differences
+from tests.ranks import on_ranks
 
 CHECKPOINT: dict[str, Any] = {
     "state_dict": {"weight": torch.randn(40, 9), "bias": torch.arange(300), "empty": torch.empty(0)},
@@ -99,3 +103,66 @@ def test_files_of_other_programs_without_checksums_are_loaded(tmp_path: Path) ->
     assert is_complete(tmp_path / "other.pth")
     assert not list(differences(load(tmp_path / "other.pth"), CHECKPOINT))
     assert damage(tmp_path / "none.pth") == "No such file or directory"
+
+
+WEIGHTS = {str(number): torch.full((4000,), float(number + 1)) for number in range(10)}
+
+
+def put_weights(folder: Path, *wrong: int) -> Path:
+    """A checkpoint with a flipped bit in these weights."""
+    path = folder / "epoch_2.pth"
+    write(path, {"state_dict": WEIGHTS})
+    content = bytearray(path.read_bytes())
+    for number in wrong:
+        content[content.index(WEIGHTS[str(number)].numpy().tobytes())] ^= 1
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 64])
+@pytest.mark.parametrize("wrong", [0, 5, 9])
+def test_exactly_one_rank_finds_each_wrong_bit(ranks: int, wrong: int, tmp_path: Path) -> None:
+    path = put_weights(tmp_path, wrong)
+    found = [what for rank in range(ranks) if (what := damage(path, rank, ranks)) is not None]
+    assert found == [damage(path)]
+    assert "wrong checksum of " in found[0]
+
+
+def test_a_rank_reads_only_its_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[int] = []
+    original = zipfile.ZipFile.open
+
+    def noted(self: Any, member: zipfile.ZipInfo, *args: Any) -> Any:
+        opened.append(member.file_size)
+        return original(self, member, *args)
+
+    monkeypatch.setattr(integrity, "shards_of", lambda path: None)
+    path = put_weights(tmp_path)
+    with zipfile.ZipFile(path) as archive:
+        whole = sum(member.file_size for member in archive.infolist())
+    monkeypatch.setattr(zipfile.ZipFile, "open", noted)
+    shares = []
+    for rank in range(3):
+        opened.clear()
+        assert damage(path, rank, 3) is None
+        shares.append(sum(opened))
+    assert sum(shares) == whole
+    assert max(shares) < 0.45 * whole
+
+
+def loaded(distributed: Distributed, path: str) -> str:
+    """The error of this rank."""
+    try:
+        checkpoint = load(Path(path), mmap=True, ranks=distributed)
+    except UserError as error:
+        return str(error)
+    assert all(torch.equal(checkpoint["state_dict"][name], value) for name, value in WEIGHTS.items())
+    return ""
+
+
+@pytest.mark.parametrize("wrong", [(), (0,), (9,), (1, 8)])
+def test_all_ranks_raise_the_error_of_one(wrong: tuple[int, ...], tmp_path: Path) -> None:
+    path = put_weights(tmp_path, *wrong)
+    one, other = on_ranks(2, loaded, str(path))
+    assert one == other
+    assert ("epoch_2.pth is damaged: wrong checksum of" in one) is bool(wrong)

@@ -49,37 +49,25 @@ def test_init_takes_what_fits_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["backbone.", "backbone"])
-def test_init_with_a_prefix_takes_only_those(tmp_path: Path, prefix: str) -> None:
-    model = _Net()
-    head = model.head.weight.clone()
-    entries = {"backbone.weight": torch.ones(2, 2), "head.weight": torch.ones(1, 2)}
-    initialise(model, _saved(tmp_path / "a.pth", entries), prefix)
-    assert torch.equal(model.backbone.weight, torch.ones(2, 2))
-    assert torch.equal(model.head.weight, head)
-
-
-@pytest.mark.parametrize("prefix", ["backbone.", "backbone"])
-def test_init_with_a_prefix_the_model_does_not_have_takes_it_off(tmp_path: Path, prefix: str) -> None:
-    model = nn.Linear(2, 2)
-    entries = {
-        "backbone.weight": torch.ones(2, 2),
-        "backbone.bias": torch.ones(2),
-        "backbone2.weight": torch.zeros(2, 2),
-        "head.weight": torch.ones(1, 2),
-    }
-    initialise(model, _saved(tmp_path / "a.pth", entries), prefix)
-    assert torch.equal(model.weight, torch.ones(2, 2))
-    assert torch.equal(model.bias, torch.ones(2))
-
-
-@pytest.mark.parametrize("prefix", ["backbone.", "backbone"])
-def test_init_with_a_prefix_the_file_does_not_have_puts_it_in_front(tmp_path: Path, prefix: str) -> None:
-    model = _Net()
-    head = model.head.weight.clone()
-    entries = {"weight": torch.ones(2, 2), "bias": torch.ones(2), "fc.weight": torch.ones(1, 2)}
-    initialise(model, _saved(tmp_path / "a.pth", entries), prefix)
-    assert torch.equal(model.backbone.weight, torch.ones(2, 2))
-    assert torch.equal(model.head.weight, head)
+@pytest.mark.parametrize(
+    ("model", "entries"),
+    [
+        (_Net, {"backbone.weight": (2, 2), "head.weight": (1, 2)}),
+        (lambda: nn.Linear(2, 2), {"backbone.weight": (2, 2), "backbone2.weight": (2, 2), "head.weight": (1, 2)}),
+        (_Net, {"weight": (2, 2), "bias": (2,), "fc.weight": (1, 2)}),
+    ],
+    ids=["both have the prefix", "the file has it", "the model has it"],
+)
+def test_init_with_a_prefix_takes_only_those(
+    tmp_path: Path, prefix: str, model: Callable[[], nn.Module], entries: dict[str, tuple[int, ...]]
+) -> None:
+    made = model()
+    before = {name: value.clone() for name, value in made.state_dict().items()}
+    theirs = {name: torch.full(shape, 0.0 if name.startswith("backbone2") else 1.0) for name, shape in entries.items()}
+    initialise(made, _saved(tmp_path / "a.pth", theirs), prefix)
+    for name, value in made.state_dict().items():
+        taken = {name, f"backbone.{name}", name.removeprefix("backbone.")} & entries.keys() and "head" not in name
+        assert torch.equal(value, torch.ones_like(value) if taken else before[name]), name
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
-"""The optimizer of a resumed run: layout of its moments, its implementation, and hyperparameters that were typed."""
+"""The optimizers of a resumed run: names and groups, layout of moments, and hyperparameters that were typed."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,11 @@ from hydraloop.engine.checkpoint.shards import with_replaced
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.fsdp import local, whole
 from hydraloop.engine.engine import Engine
+from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.named_optimizers import OptimizerSet
 from hydraloop.engine.run import Settings
+from hydraloop.errors import UserError
 from hydraloop.hooks.param_scheduler import ParamSchedulerHook
 from hydraloop.optim import (
     YOLOX,
@@ -27,12 +29,13 @@ from hydraloop.optim import (
     Function,
     Length,
     Linear,
+    Schedule,
     build_schedule,
 )
 from hydraloop.schemas.engine import FSDPConf
 from hydraloop.tasks.task import Task
 from tests.config.composed import REPOSITORY
-from tests.helpers import EngineWithNeededHooks, at, batches, differences, tiny_task
+from tests.helpers import at, batches, differences, make_engine, tiny_task
 from tests.marks import nightly, slow
 from tests.ranks import on_ranks
 
@@ -224,21 +227,17 @@ def test_each_state_comes_back_in_its_own_type_on_each_rank(strategy: str, tmp_p
 # Hyperparameters. ----------------------------------------------------------------------------------------------------
 
 
-def test_a_typed_hyperparameter_takes_effect_and_the_others_stay(tmp_path: Path) -> None:
+def test_a_typed_hyperparameter_takes_effect_and_stays_in_force_in_later_parts_of_the_run(tmp_path: Path) -> None:
+    def go_on(iters: int, *lines: str) -> tuple[Any, ...]:
+        group = resumed(tmp_path, *lines, iters=iters).optimizer.param_groups[0]
+        (tmp_path / "checkpoints" / f"iter_{iters}.pth").rename(tmp_path / "checkpoints" / "iter_2.pth")
+        return group["lr"], tuple(group["betas"]), group["weight_decay"]
+
     trained(tmp_path, "optimizer.lr=1e-2", "optimizer.weight_decay=0.3")
-    engine = resumed(tmp_path, "optimizer.lr=1e-5", "optimizer.betas=[0.8,0.99]", "++optimizer.eps=1e-8")
-    group = engine.optimizer.param_groups[0]
-    assert (group["lr"], tuple(group["betas"]), group["weight_decay"]) == (1e-5, (0.8, 0.99), 0.3)
-
-
-def test_what_was_typed_stays_in_force_in_later_parts_of_the_run(tmp_path: Path) -> None:
-    trained(tmp_path)
-    resumed(tmp_path, "optimizer.lr=1e-5")
-    (tmp_path / "checkpoints" / "iter_4.pth").rename(tmp_path / "checkpoints" / "iter_2.pth")
-    engine = resumed(tmp_path, iters=6)
-    assert engine.optimizer.param_groups[0]["lr"] == 1e-5
-    (tmp_path / "checkpoints" / "iter_6.pth").rename(tmp_path / "checkpoints" / "iter_2.pth")
-    assert resumed(tmp_path, "optimizer.lr=1e-3", iters=8).optimizer.param_groups[0]["lr"] == 1e-3  # the config's own
+    typed = go_on(4, "optimizer.lr=1e-5", "optimizer.betas=[0.8,0.99]", "++optimizer.eps=1e-8")
+    assert typed == (1e-5, (0.8, 0.99), 0.3)
+    assert go_on(6) == typed
+    assert go_on(8, "optimizer.lr=1e-3") == (1e-3, (0.8, 0.99), 0.3), "the config's own lr"
 
 
 COSINE = ("scheduler=[cosine]", "scheduler.cosine.T_max=8")
@@ -270,14 +269,15 @@ def scheduled(run_dir: Path, lr: float, iters: int, schedules: Sequence[Entry], 
         for name, (function, ours) in zip(("first", "second"), schedules, strict=False)
     }
     save = at("after_train", lambda engine: engine.request_checkpoint("a"))
-    EngineWithNeededHooks(
+    make_engine(
+        run_dir,
+        {"note": at("before_train_iter", note, nth=0), "save": save, "param_scheduler": ParamSchedulerHook()},
+        train=batches(5),
         task=task,
         optimizer=optimizer,
-        loaders=Loaders(batches(5)),
-        hooks={"note": at("before_train_iter", note, nth=0), "save": save, "param_scheduler": ParamSchedulerHook()},
         schedules=made,
-        settings=Settings(device="cpu", max_iters=iters, **settings),
-        run_dir=run_dir,
+        max_iters=iters,
+        **settings,
     ).train()
     return seen
 
@@ -313,21 +313,14 @@ def test_a_typed_lr_goes_on_as_in_a_run_that_had_it_from_the_beginning(
     assert "scheduler." not in caplog.text
 
 
-AD_HOC = "+scheduler.s={{_target_: torch.optim.lr_scheduler.{}, _partial_: true, {}}}"
-
-
-@pytest.mark.parametrize(
-    "schedule",
-    [
-        AD_HOC.format("OneCycleLR", "max_lr: 0.01, total_steps: 10"),
-        AD_HOC.format("CyclicLR", "base_lr: 0.001, max_lr: 0.01, cycle_momentum: false"),
-    ],
+ONE_CYCLE = (
+    "+scheduler.s={_target_: torch.optim.lr_scheduler.OneCycleLR, _partial_: true, max_lr: 0.01, total_steps: 10}"
 )
-def test_a_command_line_that_is_repeated_changes_nothing_under_a_scheduler_of_torch(
-    tmp_path: Path, schedule: str
-) -> None:
+
+
+def test_a_command_line_that_is_repeated_changes_nothing_under_a_scheduler_of_torch(tmp_path: Path) -> None:
     """As a queue repeats it. The scheduler has changed the typed numbers since."""
-    lines = (schedule, "optimizer.lr=1e-3", "optimizer.betas=[0.8,0.99]")
+    lines = (ONE_CYCLE, "optimizer.lr=1e-3", "optimizer.betas=[0.8,0.99]")
     whole = trained(tmp_path / "whole", *lines, "engine.max_iters=4")
     trained(tmp_path / "cut", *lines)
     assert list(differences(weights(resumed(tmp_path / "cut", *lines)), weights(whole))) == []
@@ -339,3 +332,166 @@ def test_a_checkpoint_without_the_optimizer_goes_on_with_what_was_typed(tmp_path
     engine = resumed(tmp_path, *lines, "optimizer.lr=1e-4", "resume_strict=false")
     expected = 1e-4 * (1 + math.cos(math.pi * 3 / 8)) / 2
     assert engine.optimizer.param_groups[0]["lr"] == pytest.approx(expected)
+
+
+Groups = Sequence[Sequence[str]]
+"""Names of the parameters in each group."""
+
+NAMES = ("0.weight", "0.bias", "1.weight", "1.bias")
+TWO: dict[str, Groups] = {"hidden": [NAMES[:1]], "rest": [NAMES[1:3], NAMES[3:]]}
+
+
+def engine_of(
+    run_dir: Path,
+    groups: Mapping[str, Groups] = TWO,
+    *hooks: Hook,
+    lrs: Mapping[str, float] | None = None,
+    scheduled: bool = False,
+    **settings: Any,
+) -> Engine:
+    """An engine with AdamW, or with several: `hidden` is SGD, others AdamW. It saves `a.pth` at its end."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+    own = dict(model.named_parameters())
+    made: dict[str, torch.optim.Optimizer] = {}
+    for name, lists in groups.items():
+        values: list[Any] = [{"params": [own[one] for one in names]} for names in lists]
+        lr = (lrs or {}).get(name, 0.01)
+        made[name] = torch.optim.SGD(values, lr, momentum=0.9) if name == "hidden" else torch.optim.AdamW(values, lr)
+    optimizer = made[""] if "" in made else OptimizerSet(made)
+    cosine = Schedule("cosine", Cosine(T_max=9), optimizer)
+    return make_engine(
+        run_dir,
+        {
+            "param_scheduler": ParamSchedulerHook(),
+            "save": at("after_train", lambda engine: engine.request_checkpoint("a")),
+            **{f"hook{number}": hook for number, hook in enumerate(hooks)},
+        },
+        task=Task(model, nn.MSELoss()),
+        optimizer=optimizer,
+        schedules={"cosine": cosine} if scheduled else {},
+        **settings,
+    )
+
+
+def saved(run_dir: Path, groups: Mapping[str, Groups] = TWO, **options: Any) -> Path:
+    engine_of(run_dir, groups, **options).train()
+    return run_dir / "checkpoints" / "a.pth"
+
+
+def test_a_checkpoint_names_the_parameters_of_each_group(tmp_path: Path) -> None:
+    meta = torch.load(saved(tmp_path), weights_only=True)["meta"]
+    assert meta["optimizer"] == {"hidden": "SGD", "rest": "AdamW"}
+    assert meta["groups"] == [
+        {"optimizer": "hidden", "names": ["0.weight"]},
+        {"optimizer": "rest", "names": ["0.bias", "1.weight"]},
+        {"optimizer": "rest", "names": ["1.bias"]},
+    ]
+
+
+def test_the_order_of_the_optimizers_in_the_config_does_not_matter(tmp_path: Path) -> None:
+    path = saved(tmp_path, lrs={"hidden": 0.1})
+    straight, backwards = (
+        engine_of(tmp_path / "other", groups, resume=path, max_epochs=2)
+        for groups in (TWO, dict(reversed(TWO.items())))
+    )
+    for engine in (straight, backwards):
+        engine.train()
+        assert engine.progress.began_at == 2
+    assert list(differences(straight.model.state_dict(), backwards.model.state_dict())) == []
+    assert [group["lr"] for group in backwards.optimizer.param_groups] == [0.01, 0.01, 0.1]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key"),
+    [
+        ({"": [NAMES[:2], NAMES[2:]]}, {"": [NAMES[:1], NAMES[1:]]}, "optimizer"),
+        ({"": [NAMES]}, {"": [(*NAMES[:2], NAMES[3], NAMES[2])]}, "optimizer"),
+        (TWO, {"hidden": TWO["hidden"], "rest": [NAMES[1:]]}, "optimizer.rest"),
+        (TWO, {"hidden": TWO["hidden"], "other": TWO["rest"]}, "optimizer.other"),
+        ({"": [NAMES]}, TWO, "optimizer.hidden"),
+    ],
+)
+def test_other_groups_than_those_of_the_checkpoint_are_refused(
+    tmp_path: Path, old: dict[str, Groups], new: dict[str, Groups], key: str
+) -> None:
+    path = saved(tmp_path, old)
+    with pytest.raises(UserError, match="its parameter groups are not those of the checkpoint") as caught:
+        engine_of(tmp_path, new, resume=path, max_epochs=2).train()
+    assert caught.value.key == key
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_another_class_of_one_optimizer_is_refused_or_starts_without_a_state(tmp_path: Path, strict: bool) -> None:
+    path = saved(tmp_path)
+    states: list[int] = []
+    look = at("before_train", lambda engine: states.append(len(engine.optimizer.state)))
+    engine = engine_of(tmp_path, TWO, look, resume=path, resume_strict=strict, max_epochs=2)
+    engine.run.optimizers["rest"].__class__ = torch.optim.Adam
+    if strict:
+        with pytest.raises(UserError, match="the optimizer or its parameter groups are not those") as caught:
+            engine.train()
+        assert caught.value.key == "optimizer.rest"
+    else:
+        engine.train()
+        assert states == [0]
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_a_typed_hyperparameter_is_that_of_its_optimizer(tmp_path: Path, scheduled: bool) -> None:
+    path = saved(tmp_path, scheduled=scheduled)
+    typed = {"resume": path, "optimizer_overrides": frozenset({"rest.lr"}), "lrs": {"hidden": 0.5, "rest": 0.02}}
+    engine = engine_of(tmp_path, max_epochs=2, scheduled=scheduled, **typed)
+    engine.train()
+    name = "initial_lr" if scheduled else "lr"
+    assert [group[name] for group in engine.optimizer.param_groups] == [0.01, 0.02, 0.02]
+
+
+# By config. ----------------------------------------------------------------------------------------------------------
+
+BY_CONFIG = (
+    "~optimizer",
+    "+optimizer@optimizer.hidden=muon",
+    "+optimizer@optimizer.rest=adamw",
+    "optimizer.hidden.match=@matrix",
+    'optimizer.rest.groups=[{match: "@norm|@bias", weight_decay: 0}]',
+    "hooks=[ema]",
+    "engine.accumulate=2",
+    "precision=bf16",
+    "data.loader.batch_size=32",
+    "engine.max_iters=8",
+    "default_hooks.checkpoint.interval=4",
+)
+
+
+def by_config(distributed: Distributed | None, run_dir: str, *lines: str) -> dict[str, Any]:
+    """Train, and return what the last checkpoint has of the optimizers, the weights and their average."""
+    engine = trained(Path(run_dir), *BY_CONFIG, *lines, distributed=distributed)
+    checkpoint = torch.load(engine.checkpoints.last_checkpoint, weights_only=True)  # type: ignore[arg-type]
+    return {name: checkpoint[name] for name in ("optimizer", "state_dict", "hooks", "progress")} | {
+        name: checkpoint["meta"][name] for name in ("optimizer", "groups")
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_several_by_config_on_two_ranks_end_with_the_same_bits_after_a_cut(tmp_path: Path, strategy: str) -> None:
+    """With accumulation, bf16 and an average. The command line is repeated, as a queue does."""
+    whole, cut = (str(tmp_path / name) for name in ("whole", "cut"))
+    expected = on_ranks(2, by_config, whole, strategy=strategy)[0]
+    assert [len(group["names"]) for group in expected["groups"]] == [1, 3, 7]
+    on_ranks(2, by_config, cut, "engine.max_iters=4", strategy=strategy)
+    found = on_ranks(2, by_config, cut, f"resume={cut}/checkpoints/iter_4.pth", strategy=strategy)[0]
+    assert list(differences(found, expected)) == []
+
+
+def test_what_is_typed_for_one_optimizer_is_read_from_the_command_line(tmp_path: Path) -> None:
+    quick = ("engine.accumulate=1", "engine.max_iters=1", "default_hooks.checkpoint.interval=1")
+    by_config(None, str(tmp_path), *quick)
+    file = tmp_path / "checkpoints" / "iter_1.pth"
+    lines = ("optimizer.hidden.lr=0.5", "optimizer.rest={weight_decay: 0.2}")
+    by_config(None, str(tmp_path), *quick, f"resume={file}", "engine.max_iters=2", *lines)
+    found = torch.load(tmp_path / "checkpoints" / "iter_2.pth", weights_only=True)["optimizer"]
+    groups = [*found["hidden"]["param_groups"], *found["rest"]["param_groups"]]
+    assert [group["lr"] for group in groups] == [0.5, 0.001, 0.001]
+    assert [group["weight_decay"] for group in groups] == [0.1, 0.2, 0]

@@ -1,13 +1,14 @@
 """Resume: a run that was cut ends with the same numbers, to the last bit, as one that was not.
 
-Real loaders that shuffle, dropout, batch normalisation, momentum, a cosine schedule, clipping and an average. The uncut
-run leaves a checkpoint at every cut; each is resumed in a process state that has moved on, and everything in the last
-checkpoints is compared.
+Real loaders and streams, dropout, batch normalisation, momentum, a cosine schedule, clipping and an average. The run
+is cut several times: each part is resumed from a checkpoint of the part before, in a process state that has moved on.
+Everything in the last checkpoints is compared with that of the uncut run.
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,14 +18,14 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import BatchSampler, Dataset, WeightedRandomSampler
+from torch.utils.data import BatchSampler, Dataset, IterableDataset, WeightedRandomSampler
 
 from hydraloop.data import InMemoryDataset, build_loader
+from hydraloop.engine.batch_transfer import one_ahead
+from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.named_optimizers import OptimizerSet
-from hydraloop.engine.run import Settings
 from hydraloop.engine.seeding import rng_state, seed_everything, set_rng_state
 from hydraloop.hooks import (
     CheckpointHook,
@@ -39,7 +40,9 @@ from hydraloop.hooks import (
 from hydraloop.optim import Cosine, Length, Plateau, build_schedule
 from hydraloop.tasks.metrics import Accuracy
 from hydraloop.tasks.per_sample import Classification
-from tests.helpers import EngineWithNeededHooks, differences
+from tests.data.streams import stream_loader
+from tests.helpers import differences, make_engine
+from tests.ranks import on_ranks
 
 EPOCHS, SAMPLES, BATCH, LENGTH = 4, 26, 4, 7
 """Of 7 batches, the last one of 2 samples."""
@@ -69,27 +72,82 @@ def _schedules(optimizer: torch.optim.Optimizer, accumulate: int, *, by_epoch: b
     }
 
 
-def _train_loader(data: Any, order: str) -> Any:
+class Points:
+    """A generator class: the samples of a data set in another order in each pass. An epoch ends inside a pass."""
+
+    def __init__(self, data: Any) -> None:
+        self.data, self.epoch = data, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def order(self) -> list[int]:
+        return random.Random(self.epoch).sample(range(len(self.data)), len(self.data))
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from (self.data[number] for number in self.order())
+
+
+class StatefulPoints(Points, IterableDataset[Any]):
+    """As `Points`, with a state and a split."""
+
+    def __init__(self, data: Any, part: tuple[int, int] = (0, 1)) -> None:
+        super().__init__(data)
+        self._part, self._read, self._start = part, 0, 0
+
+    def split(self, index: int, count: int) -> StatefulPoints:
+        return StatefulPoints(self.data, (index, count))
+
+    def state_dict(self) -> dict[str, int]:
+        return {"read": self._read}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._start = state["read"]
+
+    def __iter__(self) -> Iterator[Any]:
+        index, count = self._part
+        order = self.order()[index::count]
+        self._read, self._start = self._start, 0
+        while self._read < len(order):
+            self._read += 1
+            yield self.data[order[self._read - 1]]
+
+
+STREAMS = {"stream": StatefulPoints, "skipped stream": Points}
+
+
+def _train_loader(data: Any, order: str, workers: int = 0, **ranks: Any) -> Any:
+    if order in STREAMS:
+        options = {"steps_per_epoch": LENGTH, "num_workers": workers, "skip_on_resume": order == "skipped stream"}
+        return stream_loader(STREAMS[order](Drawing(data)), train=True, seed=7, **options, **ranks)
     weighted = WeightedRandomSampler([1.0] * 10 + [3.0] * 16, SAMPLES)
-    options: dict[str, Any] = {
-        "shuffled": {},
-        "drawing": {},
+    samplers: dict[str, Any] = {
         "weighted": {"sampler": weighted},
         "batches": {"batch_sampler": BatchSampler(weighted, BATCH, drop_last=False)},
-    }[order]
-    return build_loader(data, shuffle=True, seed=7, batch_size=BATCH, **options)
+    }
+    data = Drawing(data) if order == "drawing" else data
+    return build_loader(data, shuffle=True, seed=7, batch_size=BATCH, **samplers.get(order, {}), **ranks)
 
 
 def _engine(
-    run_dir: Path, seed: int, *, accumulate: int = 1, by_epoch: bool = False, order: str = "shuffled", **settings: Any
+    run_dir: Path,
+    seed: int,
+    *,
+    accumulate: int = 1,
+    by_epoch: bool = False,
+    order: str = "shuffled",
+    workers: int = 0,
+    distributed: Distributed | None = None,
+    **settings: Any,
 ) -> Engine:
     """A run whose data and draws are the same for any `seed`; the initial weights are not."""
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(SAMPLES, 5, generator=generator)
     data = InMemoryDataset(inputs, (inputs[:, :3] + torch.randn(SAMPLES, 3, generator=generator)).argmax(1))
     seed_everything(seed)
-    train = _train_loader(Drawing(data) if order == "drawing" else data, order)
-    val = build_loader(data, shuffle=False, seed=7, batch_size=10)
+    ranks = {} if distributed is None else {"rank": distributed.rank, "world_size": distributed.world_size}
+    train = _train_loader(data, order, workers, **ranks)
+    val = build_loader(data, shuffle=False, seed=7, batch_size=10, **ranks)
     model = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3))
     optimizer: torch.optim.Optimizer
     if settings.pop("several", False):
@@ -111,15 +169,18 @@ def _engine(
         "param_scheduler": ParamSchedulerHook(),
         "checkpoint": CheckpointHook(interval=1, by_epoch=settings.pop("save_by_epoch", True)),
     }
-    return EngineWithNeededHooks(
+    return make_engine(
+        run_dir,
+        hooks,
+        train=train,
+        val=val,
+        test=val,
         task=Classification(model, nn.CrossEntropyLoss(), {"accuracy": Accuracy()}),
         optimizer=optimizer,
-        loaders=Loaders(train, val, val),
-        hooks=hooks,
         schedules=_schedules(optimizer, accumulate, by_epoch=by_epoch),
-        settings=Settings(**{"device": "cpu", "max_epochs": EPOCHS, "accumulate": accumulate, **settings}),
-        run_dir=run_dir,
         seed=7,
+        distributed=distributed,
+        **{"max_epochs": EPOCHS, "accumulate": accumulate, **settings},
     )
 
 
@@ -152,19 +213,22 @@ def _last(run_dir: Path, name: str) -> dict[str, Any]:
 
 
 def _compare(tmp_path: Path, cuts: list[str], last: str, **options: Any) -> None:
-    straight = tmp_path / "straight"
-    straight.mkdir()
+    straight = previous = tmp_path / "straight"
     uncut = _engine(straight, 1, **options)
+    before = set(multiprocessing.active_children())  # the ranks of other tests
     uncut.train()
+    assert set(multiprocessing.active_children()) <= before, "workers end with the run"
+    uncut.distributed.barrier()
     expected = _last(straight, last)
     weights = expected["state_dict"]
     assert list(differences(weights, _last(straight, cuts[0])["state_dict"])), "training changes the weights"
     assert list(differences(weights, expected["hooks"]["ema"]["averaged"])), "the average is another one"
     for cut in cuts:
         resumed = tmp_path / f"from {cut}"
-        resumed.mkdir()
-        engine = _engine(resumed, 2, resume=straight / "checkpoints" / cut, **options)
+        engine = _engine(resumed, 2, resume=previous / "checkpoints" / cut, **options)
         engine.train()
+        engine.distributed.barrier()
+        previous = resumed
         assert list(differences(_last(resumed, last), expected)) == [], cut
         assert engine.metrics == uncut.metrics, cut
         assert engine.evaluator.test_metrics == uncut.evaluator.test_metrics, cut
@@ -191,10 +255,50 @@ def test_cut_inside_an_epoch(tmp_path: Path, accumulate: int) -> None:
     _compare(tmp_path, cuts, "iter_28.pth", accumulate=accumulate, save_by_epoch=False)
 
 
-@pytest.mark.parametrize("order", ["weighted", "batches", "drawing"])
-def test_cut_with_another_order(tmp_path: Path, order: str) -> None:
-    cuts = ["iter_3.pth", "iter_7.pth", "iter_20.pth"]
-    _compare(tmp_path, cuts, "iter_28.pth", accumulate=3, save_by_epoch=False, order=order)
+CUTS = ["iter_3.pth", "iter_7.pth", "iter_20.pth"]
+
+
+@pytest.mark.parametrize(
+    ("order", "workers"),
+    [
+        ("weighted", 0),
+        ("batches", 0),
+        ("drawing", 0),
+        ("stream", 0),
+        ("stream", 2),
+        ("skipped stream", 0),
+        ("skipped stream", 2),
+    ],
+)
+def test_cut_with_another_order(tmp_path: Path, order: str, workers: int) -> None:
+    _compare(tmp_path, CUTS, "iter_28.pth", accumulate=3, save_by_epoch=False, order=order, workers=workers)
+
+
+def _one_ahead(batches: Any, move: Any, device: torch.device, *, ahead: bool) -> Iterator[Any]:
+    """Fetch one batch ahead, as on a device with streams."""
+    return one_ahead(iter(batches), move, lambda moved: moved) if ahead else map(move, batches)
+
+
+@pytest.mark.parametrize("accumulate", [2, 4, 6])
+def test_no_batch_of_a_stream_is_lost_if_one_is_fetched_ahead(
+    accumulate: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hydraloop.engine.batches.prefetched", _one_ahead)
+    options = {"accumulate": accumulate, "save_by_epoch": False, "order": "stream", "workers": 1}
+    cuts = [f"iter_{iteration}.pth" for iteration in (accumulate, 7, 14 + accumulate)]
+    _compare(tmp_path, cuts, "iter_28.pth", **options)
+
+
+def _compare_on_rank(distributed: Distributed, folder: str, order: str) -> int:
+    options = {"accumulate": 3, "save_by_epoch": False, "order": order, "distributed": distributed}
+    _compare(Path(folder), CUTS, "iter_28.pth", **options)
+    return 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", STREAMS)
+def test_streams_on_ranks(tmp_path: Path, order: str) -> None:
+    on_ranks(2, _compare_on_rank, str(tmp_path), order)
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
@@ -205,8 +309,7 @@ def test_cut_inside_and_at_the_end_of_a_limited_epoch(tmp_path: Path, accumulate
 
 
 def test_cut_with_several_optimizers(tmp_path: Path) -> None:
-    cuts = ["iter_3.pth", "iter_7.pth", "iter_20.pth"]
-    _compare(tmp_path, cuts, "iter_28.pth", accumulate=3, save_by_epoch=False, several=True)
+    _compare(tmp_path, CUTS, "iter_28.pth", accumulate=3, save_by_epoch=False, several=True)
 
 
 def test_cut_with_validation_by_iteration(tmp_path: Path) -> None:
@@ -222,8 +325,6 @@ def test_cut_between_an_epochs_last_batch_and_its_end_with_both_due(tmp_path: Pa
 
 
 def test_a_finished_run_resumed_from_its_last_iteration_has_ended_its_last_epoch(tmp_path: Path) -> None:
-    for name in ("straight", "resumed"):
-        (tmp_path / name).mkdir()
     straight = _engine(tmp_path / "straight", 1, save_by_epoch=False)
     straight.train()
     last = tmp_path / "straight" / "checkpoints" / "iter_28.pth"
@@ -235,8 +336,6 @@ def test_a_finished_run_resumed_from_its_last_iteration_has_ended_its_last_epoch
 
 @pytest.mark.parametrize("evaluation", ["validate", "test"])
 def test_an_evaluation_before_training_changes_nothing(tmp_path: Path, evaluation: str) -> None:
-    for name in ("straight", "resumed"):
-        (tmp_path / name).mkdir()
     _engine(tmp_path / "straight", 1).train()
     resumed = _engine(tmp_path / "resumed", 2, resume=tmp_path / "straight" / "checkpoints" / "epoch_2.pth")
     getattr(resumed, evaluation)()

@@ -13,14 +13,11 @@ from torch import nn
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.precision import Precision
-from hydraloop.engine.run import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint import CheckpointHook
 from hydraloop.hooks.ema import EMAHook
 from hydraloop.tasks.task import Task
-from tests.helpers import EngineWithNeededHooks, Recorder, at, batches, differences, make_engine, tiny_task
+from tests.helpers import Recorder, at, batches, differences, make_engine
 from tests.hooks.tiny_runs import engine_of, model
 
 
@@ -71,12 +68,6 @@ def test_a_checkpoint_has_everything_and_can_be_loaded_without_pickle(tmp_path: 
     assert checkpoint["meta"]["versions"]["torch"] == torch.__version__
 
 
-def test_optimizer_and_schedules_can_be_left_out(tmp_path: Path) -> None:
-    engine = make_engine(tmp_path)
-    engine.checkpoints.save(tmp_path / "a.pth", optimizer=False, schedulers=False)
-    assert not {"optimizer", "schedulers"} & set(torch.load(tmp_path / "a.pth", weights_only=True))
-
-
 def test_before_save_checkpoint_can_add_metadata(tmp_path: Path) -> None:
     class Adding(Hook):
         def before_save_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
@@ -108,39 +99,6 @@ def test_the_last_validation_is_known_to_a_resumed_run(tmp_path: Path) -> None:
     make_engine(tmp_path, {"look": look}, val=batches(1), resume=path, max_epochs=2).train()
     assert seen == [first.metrics]
     assert seen[0]["loss"] > 0
-
-
-class Scaled(Precision):
-    """A precision with a state, as fp16 has its scale."""
-
-    scale = 1.0
-
-    def step(self, optimizer: torch.optim.Optimizer) -> bool:
-        self.scale *= 2
-        return super().step(optimizer)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"scale": self.scale}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.scale = state["scale"]
-
-
-def test_the_precisions_state_is_saved_and_resumed(tmp_path: Path) -> None:
-    scales = []
-    for resume, epochs in ((None, 1), (tmp_path / "checkpoints" / "a.pth", 2)):
-        task, precision = tiny_task(), Scaled()
-        EngineWithNeededHooks(
-            task=task,
-            optimizer=torch.optim.SGD(task.parameters(), lr=0.01),
-            loaders=Loaders(batches(2)),
-            hooks={"saving": _saving()},
-            settings=Settings(device="cpu", max_epochs=epochs, resume=resume),
-            run_dir=tmp_path,
-            precision=precision,
-        ).train()
-        scales.append(precision.scale)
-    assert scales == [4.0, 16.0]
 
 
 # Strict. -------------------------------------------------------------------------------------------------------------

@@ -18,8 +18,6 @@ from hydraloop.engine.checkpoint.shards import join, split
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.fsdp import is_sharded, whole
 from hydraloop.engine.engine import Engine
-from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.run import Settings
 from hydraloop.errors import UserError
 from hydraloop.files.checkpoint_files import newest_intact, remove
 from hydraloop.files.integrity import damage, shards_of
@@ -27,7 +25,7 @@ from hydraloop.hooks import EMAHook
 from hydraloop.hooks.checkpoint_copies import CheckpointFolder, publish
 from hydraloop.tasks import Regression
 from hydraloop.tracking.run_description import checkpoints
-from tests.helpers import EngineWithNeededHooks
+from tests.helpers import make_engine
 from tests.ranks import on_ranks
 
 pytestmark = pytest.mark.slow
@@ -40,14 +38,14 @@ def engine_of(distributed: Distributed, run_dir: Path, resume: Path | None = Non
     model = model.to(memory_format=torch.channels_last)
     task = Regression(model, nn.MSELoss())
     distributed.prepare(model)
-    return EngineWithNeededHooks(
+    return make_engine(
+        run_dir,
+        {"ema": EMAHook()},
+        train=[(torch.ones(2, 3), torch.zeros(2, 1))] * 2,
         task=task,
         optimizer=torch.optim.AdamW(task.parameters(), lr=0.01),
-        loaders=Loaders([(torch.ones(2, 3), torch.zeros(2, 1))] * 2),
-        hooks={"ema": EMAHook()},
-        settings=Settings(device="cpu", max_epochs=1, resume=resume),
-        run_dir=run_dir,
         distributed=distributed,
+        resume=resume,
     )
 
 

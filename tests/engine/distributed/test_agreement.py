@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,11 @@ from hydraloop.data import build_loader
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.run import Settings
 from hydraloop.hooks import CheckpointHook
 from hydraloop.tasks import Regression
 from tests.engine.distributed.test_equality import dataset
-from tests.helpers import EngineWithNeededHooks
+from tests.helpers import make_engine
+from tests.marks import slow
 from tests.ranks import RankError, on_ranks
 
 
@@ -68,17 +68,15 @@ def run(distributed: Distributed, run_dir: str, hooks: dict[str, Hook], accumula
     torch.manual_seed(0)
     task = Regression(nn.Linear(3, 1), nn.MSELoss())
     part = {"rank": distributed.rank, "world_size": distributed.world_size}
-    engine = EngineWithNeededHooks(
+    engine = make_engine(
+        Path(run_dir),
+        hooks,
+        train=build_loader(dataset(36), shuffle=True, batch_size=2, **part),
+        val=build_loader(dataset(3), shuffle=False, batch_size=1, **part),
         task=task,
-        optimizer=torch.optim.SGD(task.parameters(), lr=0.01),
-        loaders=Loaders(
-            build_loader(dataset(36), shuffle=True, batch_size=2, **part),
-            build_loader(dataset(3), shuffle=False, batch_size=1, **part),
-        ),
-        hooks=hooks,
-        settings=Settings(device="cpu", max_epochs=10, accumulate=accumulate),
-        run_dir=Path(run_dir),
         distributed=distributed,
+        max_epochs=10,
+        accumulate=accumulate,
     )
     result = engine.train()
     return {
@@ -150,3 +148,33 @@ class Closing(Hook):
     def after_train(self, engine: Engine) -> None:
         told = engine.distributed.gather(engine.distributed.rank)
         (engine.run_dir / f"closed_{engine.distributed.rank}").write_text(str(told))
+
+
+def late(distributed: Distributed) -> tuple[float, str]:
+    """Rank 1 is 3 s late for the hosts, then for the devices. Return how long the devices waited, and the error."""
+    model = torch.nn.Linear(4, 1)
+    distributed.prepare(model)
+    forward = distributed.wrap(Regression(model, torch.nn.functional.mse_loss))
+    batch = torch.ones(2, 4), torch.zeros(2, 1)
+    forward(batch)["loss"].backward()
+    distributed.first_step_done()
+    time.sleep(3 * distributed.rank)
+    distributed.barrier()
+    time.sleep(3 * distributed.rank)
+    start = time.monotonic()
+    try:
+        forward(batch)["loss"].backward()
+    except RuntimeError as error:
+        distributed.abandon(error)
+        return time.monotonic() - start, str(error)
+    return time.monotonic() - start, ""
+
+
+@pytest.mark.parametrize("strategy", ["ddp", slow("fsdp2")])
+def test_a_rank_that_hangs_is_noticed_sooner_after_the_first_iteration(strategy: str) -> None:
+    options = {"strategy": strategy, "timeout": 60.0, "find_unused_parameters": True}
+    waited, said = on_ranks(2, late, train_timeout=1.0, **options)[0]
+    assert "timeout" in said or "Timed out" in said
+    assert 0.5 < waited < 2.5
+    for _, said in on_ranks(2, late, train_timeout=None, **options):
+        assert said == ""

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hydraloop.data import InMemoryDataset, build_loader
+from hydraloop.engine.distributed import buckets
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.fsdp import whole
-from hydraloop.engine.loaders import Loaders
+from hydraloop.engine.distributed.process_group import ProcessGroup
 from hydraloop.engine.named_optimizers import OptimizerSet
-from hydraloop.engine.run import Settings
 from hydraloop.hooks import DistSamplerSeedHook, EMAHook, GradClipHook, RuntimeInfoHook
 from hydraloop.tasks import Regression
-from tests.helpers import EngineWithNeededHooks
+from tests.helpers import make_engine
 from tests.ranks import on_ranks
 
 SAMPLES = 17
@@ -77,14 +77,16 @@ def train(
         "clip": GradClipHook(max_norm=options.get("max_norm", 1.0)),
         "runtime_info": RuntimeInfoHook(),
     }
-    engine = EngineWithNeededHooks(
+    engine = make_engine(
+        Path(run_dir),
+        hooks,
+        train=train_loader,
+        val=build_loader(dataset(5), shuffle=False, batch_size=2, **part),
         task=task,
         optimizer=optimizer,
-        loaders=Loaders(train_loader, build_loader(dataset(5), shuffle=False, batch_size=2, **part)),
-        hooks=hooks,
-        settings=Settings(device="cpu", max_epochs=2, accumulate=accumulate),
-        run_dir=Path(run_dir),
         distributed=distributed,
+        max_epochs=2,
+        accumulate=accumulate,
     )
     result = engine.train()
     return {
@@ -151,13 +153,58 @@ class NothingCounts(Padded):
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_window_in_which_nothing_counts_changes_nothing(accumulate: int, tmp_path: Path) -> None:
     task = NothingCounts(network(), nn.MSELoss())
-    engine = EngineWithNeededHooks(
-        task=task,
-        optimizer=torch.optim.SGD(task.parameters(), lr=0.1),
-        loaders=Loaders(build_loader(dataset(), shuffle=True, batch_size=4)),
-        settings=Settings(device="cpu", max_epochs=1, accumulate=accumulate),
-        run_dir=tmp_path,
+    engine = make_engine(
+        tmp_path, train=build_loader(dataset(), shuffle=True, batch_size=4), task=task, lr=0.1, accumulate=accumulate
     )
     engine.train()
     for name, value in network().state_dict().items():
         assert torch.equal(task.model.state_dict()[name], value)
+
+
+def all_kinds(seed: int) -> nn.Module:
+    """Parameters and buffers of several types, with strides of their own, empty ones and scalars."""
+    torch.manual_seed(seed)
+    module = nn.Sequential(nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last), nn.BatchNorm2d(4))
+    module.register_parameter("short", nn.Parameter(torch.randn(5).to(torch.bfloat16)))
+    module.register_buffer("flags", torch.rand(6) > 0.5)
+    module.register_buffer("empty", torch.empty(0, 3))
+    module.register_buffer("transposed", torch.randn(3, 5).T)
+    for buffer in module.buffers():
+        if buffer.is_floating_point():
+            buffer += seed
+    return module
+
+
+def made_equal(distributed: ProcessGroup, limit: int) -> list[Any]:
+    """The number of broadcasts of a start and of an evaluation, then all values."""
+    buckets.LIMIT, before = limit, buckets.LIMIT
+    try:
+        module = all_kinds(distributed.rank)
+        strides = [tensor.stride() for tensor in module.parameters()]
+        counts = [_so_far()]
+        distributed.broadcast_weights(module)
+        counts.append(_so_far())
+        distributed.before_evaluation(module)
+        counts.append(_so_far())
+        assert strides == [tensor.stride() for tensor in module.parameters()]
+    finally:
+        buckets.LIMIT = before
+    return [counts[1] - counts[0], counts[2] - counts[1], values_of(module)]
+
+
+def _so_far() -> int:
+    """Return torch's number of the next collective of the group."""
+    group: Any = torch.distributed.group.WORLD
+    return int(group._get_sequence_number_for_group())
+
+
+def values_of(module: nn.Module) -> dict[str, Any]:
+    tensors: dict[str, Tensor] = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return {name: value.tolist() for name, value in tensors.items()}
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(250 * 2**20, (4, 3)), (100, (6, 3))])
+def test_a_start_and_an_evaluation_need_few_broadcasts(limit: int, expected: tuple[int, int]) -> None:
+    for start, evaluation, values in on_ranks(2, made_equal, limit):
+        assert values == values_of(all_kinds(0))
+        assert (start, evaluation) == expected, "one for each type, and for each that is larger than a bucket"

@@ -22,7 +22,7 @@ from hydraloop.errors import UserError
 from hydraloop.hooks import CheckpointHook, EMAHook
 from hydraloop.tasks import Regression
 from tests.engine.distributed.test_equality import assert_same, dataset, train
-from tests.helpers import EngineWithNeededHooks
+from tests.helpers import EngineWithNeededHooks, differences, make_engine
 from tests.marks import slow
 from tests.ranks import RankError, on_ranks
 
@@ -57,14 +57,13 @@ def collectives(distributed: Distributed, accumulate: int, kind: type[Regression
     loader = build_loader(
         dataset(80), shuffle=True, batch_size=2, rank=distributed.rank, world_size=distributed.world_size
     )
-    engine = EngineWithNeededHooks(
+    engine = make_engine(
+        Path(run_dir),
+        {"counted": (counted := Counted())},
+        train=loader,
         task=task,
-        optimizer=torch.optim.SGD(task.parameters(), lr=0.01),
-        loaders=Loaders(loader),
-        hooks={"counted": (counted := Counted())},
-        settings=Settings(device="cpu", max_epochs=1, accumulate=accumulate),
-        run_dir=Path(run_dir),
         distributed=distributed,
+        accumulate=accumulate,
     )
     flag = engine.requests._flag  # exchanges among the hosts have another test
     flag._sent_in, flag._interval = "train", 10**9
@@ -148,14 +147,7 @@ def unequal(distributed: Distributed, run_dir: str) -> None:
     """A train loader with one batch more on rank 1."""
     task = Regression(nn.Linear(3, 1), nn.MSELoss())
     batch = (torch.zeros(2, 3), torch.zeros(2, 1))
-    EngineWithNeededHooks(
-        task=task,
-        optimizer=torch.optim.SGD(task.parameters(), lr=0.01),
-        loaders=Loaders([batch] * (2 + distributed.rank)),
-        settings=Settings(device="cpu", max_epochs=1),
-        run_dir=Path(run_dir),
-        distributed=distributed,
-    ).train()
+    make_engine(Path(run_dir), train=[batch] * (2 + distributed.rank), task=task, distributed=distributed).train()
 
 
 def test_an_unequal_number_of_batches_is_refused(tmp_path: Path) -> None:
@@ -176,35 +168,18 @@ def train_and_save(
     distributed.prepare(model)
     torch.manual_seed(100 + distributed.rank)
     part = {"rank": distributed.rank, "world_size": distributed.world_size}
-    engine = EngineWithNeededHooks(
+    engine = make_engine(
+        Path(run_dir),
+        {"ema": EMAHook(), "checkpoint": CheckpointHook(save_best="loss")},
+        train=build_loader(dataset(), shuffle=True, batch_size=6 // distributed.world_size, **part),
+        val=build_loader(dataset(5), shuffle=False, batch_size=2, **part),
         task=task,
         optimizer=torch.optim.AdamW(task.parameters(), lr=0.01),
-        loaders=Loaders(
-            build_loader(dataset(), shuffle=True, batch_size=6 // distributed.world_size, **part),
-            build_loader(dataset(5), shuffle=False, batch_size=2, **part),
-        ),
-        hooks={"ema": EMAHook(), "checkpoint": CheckpointHook(save_best="loss")},
-        settings=Settings(device="cpu", max_epochs=epochs, resume=None if resume is None else Path(resume)),
-        run_dir=Path(run_dir),
         distributed=distributed,
+        max_epochs=epochs,
+        resume=None if resume is None else Path(resume),
     )
     engine.train()
-
-
-def assert_equal(found: Any, expected: Any, where: str = "") -> None:
-    """Nested values, tensors to the last bit."""
-    if isinstance(expected, dict):
-        assert found.keys() == expected.keys(), where
-        for name in expected:
-            assert_equal(found[name], expected[name], f"{where}[{name!r}]")
-    elif isinstance(expected, Tensor):
-        assert type(found) is Tensor, where
-        assert torch.equal(found, expected), where
-    elif isinstance(expected, list):
-        for index, (one, other) in enumerate(zip(found, expected, strict=True)):
-            assert_equal(one, other, f"{where}[{index}]")
-    else:
-        assert found == expected, where
 
 
 @pytest.mark.parametrize("strategy", ["ddp", slow("fsdp2")])
@@ -215,8 +190,8 @@ def test_a_resumed_run_is_the_same_to_the_last_bit(strategy: str, tmp_path: Path
     on_ranks(2, train_and_save, str(tmp_path / "cut"), 4, str(middle), strategy=strategy)
     whole, cut = (load(tmp_path / name / "checkpoints" / "epoch_4.pth") for name in ("whole", "cut"))
     for part in ("state_dict", "optimizer", "rng", "progress"):
-        assert_equal(cut[part], whole[part], part)
-    assert_equal(cut["hooks"]["ema"], whole["hooks"]["ema"])
+        assert list(differences(cut[part], whole[part])) == [], part
+    assert list(differences(cut["hooks"]["ema"], whole["hooks"]["ema"])) == []
 
 
 @pytest.mark.parametrize(("first", "then"), [("ddp", "fsdp2"), ("fsdp2", "ddp"), ("fsdp2", "one"), ("one", "fsdp2")])
@@ -281,13 +256,11 @@ def save_states(distributed: Distributed, run_dir: str) -> None:
     """A checkpoint with the states of all three."""
     task = Regression(nn.Linear(3, 2), nn.MSELoss())
     distributed.prepare(task.model)
-    engine = EngineWithNeededHooks(
+    engine = make_engine(
+        Path(run_dir),
+        {"all": Stateful(), "main": OnMain(), "one": FailsOnOne()},
+        train=[(torch.zeros(2, 3), torch.zeros(2, 2))],
         task=task,
-        optimizer=torch.optim.SGD(task.parameters(), lr=0.01),
-        loaders=Loaders([(torch.zeros(2, 3), torch.zeros(2, 2))]),
-        hooks={"all": Stateful(), "main": OnMain(), "one": FailsOnOne()},
-        settings=Settings(device="cpu", max_epochs=1),
-        run_dir=Path(run_dir),
         distributed=distributed,
     )
     engine.hooks["one"].before_run(engine)
@@ -314,14 +287,13 @@ class Full(CheckpointHook):
 def cannot_write(distributed: Distributed, run_dir: str) -> tuple[int, str]:
     """Train with it. Returns the trained epochs, and what was raised."""
     task = Regression(nn.Linear(3, 1), nn.MSELoss())
-    engine = EngineWithNeededHooks(
+    engine = make_engine(
+        Path(run_dir),
+        {"checkpoint": Full()},
+        train=[(torch.zeros(2, 3), torch.zeros(2, 1))],
         task=task,
-        optimizer=torch.optim.SGD(task.parameters(), lr=0.01),
-        loaders=Loaders([(torch.zeros(2, 3), torch.zeros(2, 1))]),
-        hooks={"checkpoint": Full()},
-        settings=Settings(device="cpu", max_epochs=3),
-        run_dir=Path(run_dir),
         distributed=distributed,
+        max_epochs=3,
     )
     with pytest.raises(UserError) as caught:
         engine.train()
@@ -365,12 +337,11 @@ def take_turns(distributed: Distributed, run_dir: str) -> list[float]:
     """Train it. Returns its weights."""
     torch.manual_seed(0)
     task = Regression(model := Some(), nn.MSELoss())
-    EngineWithNeededHooks(
+    make_engine(
+        Path(run_dir),
+        train=[(torch.ones(2, 3) * (distributed.rank + 1), torch.zeros(2, 1))] * 4,
         task=task,
-        optimizer=torch.optim.SGD(task.parameters(), lr=0.1),
-        loaders=Loaders([(torch.ones(2, 3) * (distributed.rank + 1), torch.zeros(2, 1))] * 4),
-        settings=Settings(device="cpu", max_epochs=1),
-        run_dir=Path(run_dir),
+        lr=0.1,
         distributed=distributed,
     ).train()
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).tolist()

@@ -1,4 +1,4 @@
-"""Accumulation: a window of batches gives the gradients of one batch with all their samples."""
+"""What each loss and each sample counts in a window. test_windows.py compares windows with a loop by hand."""
 
 from __future__ import annotations
 
@@ -32,58 +32,6 @@ def _unequal() -> list[Batch]:
 
 def _joined(window: list[Batch]) -> Batch:
     return torch.cat([inputs for inputs, _ in window]), torch.cat([targets for _, targets in window])
-
-
-def _full_batch(windows: list[list[Batch]], epochs: int) -> tuple[nn.Module, list[list[Tensor]]]:
-    """Weights and the gradients of each step of a hand-written loop over joined windows."""
-    model = tiny_task().model
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    gradients = []
-    for _ in range(epochs):
-        for window in windows:
-            inputs, targets = _joined(window)
-            optimizer.zero_grad()
-            nn.functional.mse_loss(model(inputs), targets).backward()
-            gradients.append([parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None])
-            optimizer.step()
-    return model, gradients
-
-
-@pytest.mark.parametrize(
-    ("accumulate", "sizes", "steps"),
-    [
-        (3, [3, 3, 2], 3),
-        (5, [5, 3], 2),
-    ],
-)
-def test_gradients_and_weights_are_those_of_the_joined_windows(
-    tmp_path: Path, accumulate: int, sizes: list[int], steps: int
-) -> None:
-    train, seen = _unequal(), []
-
-    def look(engine: Engine) -> None:
-        seen.append([parameter.grad.clone() for parameter in engine.model.parameters() if parameter.grad is not None])
-
-    task = tiny_task()
-    hooks: dict[str, Hook] = {"look": at("before_optimizer_step", look, nth=0)}
-    optimizer = torch.optim.SGD(task.parameters(), lr=0.05, momentum=0.9)
-    options = {"accumulate": accumulate, "max_epochs": 2}
-    engine = make_engine(tmp_path, hooks, train=train, task=task, optimizer=optimizer, **options)
-    engine.train()
-
-    windows, rest = [], list(train)
-    for size in sizes:
-        windows.append(rest[:size])
-        rest = rest[size:]
-    assert not rest
-    model, gradients = _full_batch(windows, epochs=2)
-    assert len(seen) == len(gradients) == 2 * steps == engine.progress.optimizer_step
-    for step, expected in zip(seen, gradients, strict=True):
-        for one, other in zip(step, expected, strict=True):
-            torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
-    for one, other in zip(engine.model.parameters(), model.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
-    assert engine.progress.samples == 2 * sum(UNEQUAL)
 
 
 class Total(Task):

@@ -23,7 +23,7 @@ from hydraloop.errors import UserError
 from hydraloop.hooks import DistSamplerSeedHook, EMAHook, FreezeHook, GradClipHook, RuntimeInfoHook
 from hydraloop.tasks import Task
 from hydraloop.tasks.building import prepare_model
-from tests.helpers import EngineWithNeededHooks, at, batches, tiny_task
+from tests.helpers import EngineWithNeededHooks, at, batches, make_engine, tiny_task
 from tests.ranks import RankError, on_ranks
 
 STEPS = ("discriminator", "generator")
@@ -101,15 +101,15 @@ def gan_engine(
     data = InMemoryDataset(torch.randn(samples, 3, generator=generator), torch.zeros(samples, 1))
     part = {"rank": distributed.rank, "world_size": distributed.world_size}
     scale = {"init_scale": 1024.0} if precision == "fp16" else {}
-    return EngineWithNeededHooks(
+    return make_engine(
+        run_dir,
+        {"sampler_seed": DistSamplerSeedHook(), **hooks},
+        train=build_loader(data, shuffle=True, seed=3, batch_size=batch_size, **part),
         task=gan,
-        optimizer=OptimizerSet(optimizers(gan.model)),  # type: ignore[arg-type]
-        loaders=Loaders(build_loader(data, shuffle=True, seed=3, batch_size=batch_size, **part)),
-        hooks={"sampler_seed": DistSamplerSeedHook(), **hooks},
-        settings=Settings(**{"device": "cpu", "max_epochs": 2, **settings}),
-        run_dir=run_dir,
+        optimizer=OptimizerSet(optimizers(gan.model)),
         distributed=distributed,
         precision=make_precision({"name": precision, **scale}, torch.device("cpu")),
+        **{"max_epochs": 2, **settings},
     )
 
 
@@ -354,7 +354,7 @@ def test_steps_and_optimizers_have_the_same_names(names: dict[str, int], tmp_pat
     made: Any = {name: optim.SGD(model[name].parameters()) for name in names}
     optimizer = OptimizerSet(made) if made else optim.SGD(model.parameters())
     with pytest.raises(UserError, match="Gan has the steps discriminator, generator") as caught:
-        EngineWithNeededHooks(task=Gan(model), optimizer=optimizer, loaders=Loaders(batches(2)), run_dir=tmp_path)
+        make_engine(tmp_path, task=Gan(model), optimizer=optimizer)
     assert caught.value.key in ("optimizer.generator", "optimizer.discriminator", "optimizer.encoder")
 
 

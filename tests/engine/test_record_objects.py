@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import Tensor
 
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.run import Settings
+from hydraloop.engine.records import BINS, heatmap, histograms, to_pixels
 from hydraloop.errors import UserError
 from hydraloop.files import secrets
-from tests.helpers import EngineWithNeededHooks, at, batches, make_engine, tiny_task
+from tests.helpers import at, batches, make_engine
 from tests.ranks import on_ranks
 
 
@@ -111,13 +112,11 @@ def test_long_names_have_files_of_their_own(tmp_path: Path) -> None:
 
 def log_on_a_rank(distributed: Distributed, run_dir: str) -> None:
     """Log a text, with something that cannot be written on the other ranks."""
-    engine = EngineWithNeededHooks(
-        task=tiny_task(),
-        optimizer=None,
+    engine = make_engine(
+        Path(run_dir, str(distributed.rank)),
         loaders=make_engine(Path(run_dir)).loaders,
-        run_dir=Path(run_dir, str(distributed.rank)),
+        optimizer=None,
         distributed=distributed,
-        settings=Settings(device="cpu"),
     )
     path = engine.records.log_text("x", f"of rank {distributed.rank}")
     assert (path is None) == (distributed.rank > 0)
@@ -259,3 +258,92 @@ def test_scalars_in_a_record_become_plain_numbers(tmp_path: Path) -> None:
     (record,) = logged(tmp_path, lambda engine: engine.log_record(given))
     assert record == {"mode": "val", "a": 0.5, "b": 3, "c": 2, "d": 0.5, "e": 7.0, "f": 1.5, "g": None, "h": "text"}
     assert {type(value) for value in record.values()} == {str, float, int, type(None)}
+
+
+def test_the_colour_shows_the_value() -> None:
+    image = heatmap(torch.tensor([[100.0, 0.0], [50.0, math.nan]]))
+    width, height = image.size
+    cells = [image.getpixel((10 + x * width // 2, 10 + y * height // 2)) for y, x in
+             ((0, 0), (0, 1), (1, 0), (1, 1))]  # fmt: skip
+    assert cells == [(30, 90, 255), (255, 255, 255), (142, 172, 255), (200, 200, 200)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"), [((2, 2), (480, 480)), ((3, 6), (480, 240)), ((21, 21), (462, 462)), ((500, 1000), (1000, 500))]
+)
+def test_small_matrices_are_enlarged(shape: tuple[int, int], size: tuple[int, int]) -> None:
+    assert heatmap(torch.rand(shape)).size == size
+
+
+@pytest.mark.parametrize("value", [0.0, math.nan, math.inf, -3.0])
+def test_any_value_can_be_drawn(value: float) -> None:
+    assert heatmap(torch.full((2, 2), value)).size == (480, 480)
+
+
+def test_ranges_of_pixels() -> None:
+    def seen(*values: float, dtype: torch.dtype = torch.float32, **normalised: Any) -> list[int]:
+        (image,) = to_pixels([torch.tensor(values, dtype=dtype).view(1, 1, -1)], **normalised)
+        assert image.dtype == torch.uint8
+        return image.flatten().tolist()
+
+    assert seen(3, 200, dtype=torch.uint8) == [3, 200]
+    assert seen(0.2, 0.6) == [51, 153]
+    assert seen(0.0, 10.0, 200.0) == [0, 10, 200]
+    assert seen(-1.0, 0.0, 1.0) == [0, 128, 255]
+    assert seen(-1.0, 1.0, mean=8.0, std=8.0) == [0, 255], "0 .. 16, as the digits"
+    assert seen(0.2, 0.6, dtype=torch.bfloat16) == [51, 153]
+    assert seen(0.2, 0.6, float("nan"), float("inf"), -float("inf")) == [51, 153, 0, 255, 0]
+    assert seen(-1.0, 0.0, 1.0, float("inf"), -float("inf"), float("nan")) == [0, 128, 255, 255, 0, 0]
+    assert seen(float("nan"), float("inf"), -float("inf")) == [0, 255, 0]
+    assert seen(-3.0, -3.0) == [0, 0]
+    assert seen(0.2, 0.6, mean=[1, 2], std=[1, 2]) == [51, 153], "two numbers do not fit one channel"
+    first, second = to_pixels([torch.zeros(1, 2, 2), torch.full((1, 3, 3), 4.0)])
+    assert (first.unique().tolist(), second.unique().tolist()) == ([0], [255]), "one scale for all"
+
+
+def counted(tensor: Tensor) -> dict[str, Any]:
+    return histograms({"it": tensor})["it"]
+
+
+def test_the_entries_are_counted_in_bins_of_equal_width() -> None:
+    values = torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    found = counted(values.reshape(10, 100))
+    assert (found["num"], found["nonfinite"]) == (1000, 0)
+    assert (found["min"], found["max"]) == (values.min().item(), values.max().item())
+    assert found["sum"] == pytest.approx(values.sum().item(), rel=1e-4)
+    assert found["sum_squares"] == pytest.approx(values.square().sum().item(), rel=1e-4)
+    expected = torch.histogram(values, BINS)
+    assert found["bucket"] == expected.hist.int().tolist()
+    assert found["bucket_limit"] == pytest.approx(expected.bin_edges[1:].tolist(), abs=1e-5)
+    assert found["bucket_limit"][-1] == found["max"]
+    json.dumps(found, allow_nan=False)
+
+
+def test_what_is_not_finite_is_counted_apart() -> None:
+    found = counted(torch.tensor([1.0, math.nan, 3.0, math.inf, -math.inf, 3.0]))
+    assert (found["num"], found["nonfinite"], found["min"], found["max"]) == (3, 3, 1.0, 3.0)
+    assert (found["sum"], found["sum_squares"]) == (7.0, 19.0)
+    assert (found["bucket"][0], found["bucket"][-1], sum(found["bucket"])) == (1, 2, 3)
+    none = counted(torch.full((4,), math.nan))
+    assert (none["num"], none["nonfinite"], none["bucket"], none["min"], none["max"]) == (0, 4, [], 0.0, 0.0)
+    json.dumps(none, allow_nan=False)
+
+
+@pytest.mark.parametrize("values", [[0.0, 0.0, 0.0], [2.5, 2.5]])
+def test_entries_that_are_all_the_same_are_in_one_bin(values: list[float]) -> None:
+    found = counted(torch.tensor(values))
+    assert sorted(found["bucket"]) == [*[0] * (BINS - 1), len(values)]
+    assert found["min"] == found["max"] == values[0]
+
+
+def test_a_range_beyond_float32_is_counted() -> None:
+    found = counted(torch.tensor([-3e38, 3e38]))
+    assert (found["bucket"][0], found["bucket"][-1], found["num"]) == (1, 1, 2)
+
+
+def test_other_types_and_empty_ones() -> None:
+    found = histograms({
+        "half": torch.tensor([1, 2], dtype=torch.bfloat16), "whole": torch.tensor([1, 4]), "none": torch.empty(0)
+    })  # fmt: skip
+    assert {name: (facts["min"], facts["max"]) for name, facts in found.items()} == {"half": (1, 2), "whole": (1, 4)}
+    assert histograms({}) == {}

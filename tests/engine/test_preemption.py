@@ -21,45 +21,26 @@ from hydraloop.engine.call_table import CallTable
 from hydraloop.engine.distributed.comm import Distributed, Pending
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.progress import Progress
 from hydraloop.engine.run import Settings
 from hydraloop.errors import Terminated
 from hydraloop.hooks import CheckpointHook, EMAHook, TestTimeAugmentationHook
 from hydraloop.tasks import Regression
 from tests.engine.distributed.test_equality import dataset, network
-from tests.helpers import EngineWithNeededHooks, batches, differences, make_engine
+from tests.helpers import Recorder, at, batches, differences, make_engine
 from tests.ranks import on_ranks
 
 
-class Sends(Hook):
-    """Sends signals to this process at a mount point, in one iteration; notes what is called."""
+def sends(point: str, iteration: int, *numbers: int, seconds: float = 0.0) -> Hook:
+    """Make a hook that sends signals to this process at a mount point, in one iteration."""
+    unsent = list(numbers)
 
-    def __init__(self, point: str, iteration: int, *numbers: int, seconds: float = 0.0) -> None:
-        self.at, self.numbers, self.seconds = (point, iteration), list(numbers), seconds
-        self.seen: list[str] = []
+    def send(engine: Engine) -> None:
+        while unsent and engine.progress.iteration == iteration:
+            os.kill(os.getpid(), unsent.pop(0))
+            time.sleep(seconds)
 
-    def _reached(self, engine: Engine, point: str) -> None:
-        self.seen.append(point)
-        if self.at == (point, engine.progress.iteration):
-            while self.numbers:
-                os.kill(os.getpid(), self.numbers.pop(0))
-                time.sleep(self.seconds)
-
-    def before_train_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
-        self._reached(engine, "before_train_iter")
-
-    def before_val_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
-        self._reached(engine, "before_val_iter")
-
-    def before_test_iter(self, engine: Engine, batch_idx: int, batch: Any) -> None:
-        self._reached(engine, "before_test_iter")
-
-    def after_test(self, engine: Engine) -> None:
-        self._reached(engine, "after_test")
-
-    def after_run(self, engine: Engine) -> None:
-        self._reached(engine, "after_run")
+    return at(point, send, nth=0)
 
 
 @pytest.fixture
@@ -75,12 +56,11 @@ def handle() -> Iterator[Callable[[int, Callable[[int, FrameType | None], Any]],
         signal.signal(number, handler)
 
 
-def made(run_dir: Path, sends: Hook | None = None, **settings: Any) -> Engine:
+def made(run_dir: Path, *own: Hook, **settings: Any) -> Engine:
     """Three epochs of seven iterations with EMA, validation and test."""
     run_dir.mkdir(exist_ok=True)
     hooks: dict[str, Hook] = {"ema": EMAHook(), "checkpoint": CheckpointHook(interval=1)}
-    if sends is not None:
-        hooks["sends"] = sends
+    hooks |= {f"own {number}": hook for number, hook in enumerate(own)}
     train, val, test = batches(7), batches(3, seed=1), batches(2, seed=2)
     return make_engine(run_dir, hooks, train=train, val=val, test=test, **{"max_epochs": 3, **settings})
 
@@ -105,8 +85,7 @@ def test_a_preempted_run_equals_one_that_was_not(
 ) -> None:
     whole = made(tmp_path / "whole", accumulate=accumulate)
     whole.train()
-    sends = Sends(point, iteration, signal.SIGTERM)
-    first = made(tmp_path / "parts", sends, accumulate=accumulate)
+    first = made(tmp_path / "parts", sends(point, iteration, signal.SIGTERM), accumulate=accumulate)
     found = first.train()
     assert (found.status, found.reason, found.error) == ("interrupted", "preempted by SIGTERM", None)
     assert found.progress["iteration"] == ends_at.get(accumulate, iteration)
@@ -120,10 +99,11 @@ def test_a_preempted_run_equals_one_that_was_not(
 
 
 def test_nothing_is_validated_or_tested_after_it(tmp_path: Path) -> None:
-    sends = Sends("before_train_iter", 5, signal.SIGUSR1)
-    engine = made(tmp_path, sends)
+    recorder = Recorder()
+    engine = made(tmp_path, sends("before_train_iter", 5, signal.SIGUSR1), recorder)
     engine.train()
-    assert set(sends.seen) == {"before_train_iter", "after_run"}
+    assert not [point for point in recorder.trace if "_val" in point or "_test" in point]
+    assert recorder.trace[-1] == "after_run"
     assert engine.checkpoints.last_checkpoint == tmp_path / "checkpoints/iter_6.pth"
     assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
     assert engine.train().status == "finished", "it can be used again"
@@ -132,13 +112,13 @@ def test_nothing_is_validated_or_tested_after_it(tmp_path: Path) -> None:
 def test_a_python_handler_is_called_once_the_run_has_saved(tmp_path: Path, handle: Callable[..., None]) -> None:
     seen: list[tuple[int, str]] = []
     handle(signal.SIGUSR2, lambda number, frame: seen.append((number, result(tmp_path)["status"])))
-    engine = made(tmp_path, Sends("before_train_iter", 5, signal.SIGUSR2, signal.SIGTERM))
+    engine = made(tmp_path, sends("before_train_iter", 5, signal.SIGUSR2, signal.SIGTERM))
     assert engine.train().reason == "preempted by SIGUSR2"
     assert seen == [(signal.SIGUSR2, "interrupted")]
 
 
 def test_ctrl_c_saves_before_it_is_raised(tmp_path: Path) -> None:
-    engine = made(tmp_path, Sends("before_train_iter", 5, signal.SIGINT, signal.SIGINT))  # the second is a copy
+    engine = made(tmp_path, sends("before_train_iter", 5, signal.SIGINT, signal.SIGINT))  # the second is a copy
     with pytest.raises(KeyboardInterrupt):
         engine.train()
     assert saved(tmp_path).name == "iter_6.pth"
@@ -146,7 +126,7 @@ def test_ctrl_c_saves_before_it_is_raised(tmp_path: Path) -> None:
 
 
 def test_a_second_ctrl_c_ends_the_run_at_once(tmp_path: Path) -> None:
-    engine = made(tmp_path, Sends("before_train_iter", 5, signal.SIGTERM, signal.SIGINT, seconds=0.6))
+    engine = made(tmp_path, sends("before_train_iter", 5, signal.SIGTERM, signal.SIGINT, seconds=0.6))
     with pytest.raises(KeyboardInterrupt):
         engine.train()
     assert not (tmp_path / "checkpoints/iter_6.pth").exists()
@@ -154,7 +134,7 @@ def test_a_second_ctrl_c_ends_the_run_at_once(tmp_path: Path) -> None:
 
 
 def test_a_signal_in_the_last_batch_of_the_test_leaves_it(tmp_path: Path) -> None:
-    engine = made(tmp_path, Sends("before_test_iter", 21, signal.SIGTERM), limit_test_batches=1)
+    engine = made(tmp_path, sends("before_test_iter", 21, signal.SIGTERM), limit_test_batches=1)
     found = engine.train()
     assert (found.status, found.test_metrics) == ("interrupted", {})
 
@@ -170,13 +150,13 @@ def test_a_signal_before_tta_tries_a_step_does_not_fail(tmp_path: Path) -> None:
 
 
 def test_a_signal_after_the_test_does_not_preempt(tmp_path: Path) -> None:
-    assert made(tmp_path, Sends("after_test", 21, signal.SIGTERM)).train().status == "finished"
+    assert made(tmp_path, sends("after_test", 21, signal.SIGTERM)).train().status == "finished"
 
 
 def test_a_signal_at_the_end_goes_to_the_earlier_handler(tmp_path: Path, handle: Callable[..., None]) -> None:
     seen: list[int] = []
     handle(signal.SIGTERM, lambda number, frame: seen.append(number))
-    assert made(tmp_path, Sends("after_run", 21, signal.SIGTERM)).train().status == "finished"
+    assert made(tmp_path, sends("after_run", 21, signal.SIGTERM)).train().status == "finished"
     assert seen == [signal.SIGTERM]
 
 
@@ -188,7 +168,7 @@ class AnotherFails(Distributed):
 
 
 def test_a_preempted_rank_says_that_another_one_has_failed(tmp_path: Path) -> None:
-    made(tmp_path, Sends("before_train_iter", 1, signal.SIGTERM), distributed=AnotherFails()).train()
+    made(tmp_path, sends("before_train_iter", 1, signal.SIGTERM), distributed=AnotherFails()).train()
     assert [result(tmp_path)[key] for key in ("status", "reason", "error")] == [
         "failed", None, "rank 1: ValueError: a closing hook",
     ]  # fmt: skip
@@ -196,7 +176,7 @@ def test_a_preempted_rank_says_that_another_one_has_failed(tmp_path: Path) -> No
 
 def test_ignored_signals_stay_ignored(tmp_path: Path, handle: Callable[..., None]) -> None:
     handle(signal.SIGUSR1, signal.SIG_IGN)
-    assert made(tmp_path, Sends("before_train_iter", 5, signal.SIGUSR1)).train().status == "finished"
+    assert made(tmp_path, sends("before_train_iter", 5, signal.SIGUSR1)).train().status == "finished"
 
 
 def test_a_forked_process_is_ended_by_a_signal(tmp_path: Path) -> None:
@@ -219,7 +199,7 @@ def test_a_forked_process_is_ended_by_a_signal(tmp_path: Path) -> None:
 def test_without_a_checkpoint_hook_a_signal_ends_the_run_and_the_log_says_that_its_end_is_lost(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = make_engine(tmp_path, {"sends": Sends("before_train_iter", 1, signal.SIGTERM)})
+    engine = make_engine(tmp_path, {"sends": sends("before_train_iter", 1, signal.SIGTERM)})
     with pytest.raises(Terminated):
         engine.train()
     assert [result(tmp_path)[key] for key in ("status", "error")] == ["interrupted", "interrupted by SIGTERM"]
@@ -231,7 +211,7 @@ def test_without_a_checkpoint_hook_a_signal_ends_the_run_and_the_log_says_that_i
 def test_a_run_is_not_preempted_if_its_end_cannot_be_written(
     tmp_path: Path, point: str, iteration: int, lost: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = made(tmp_path, Sends(point, iteration, signal.SIGINT))
+    engine = made(tmp_path, sends(point, iteration, signal.SIGINT))
     (tmp_path / "checkpoints" / f"{lost}.pth" / "in the way").mkdir(parents=True)
     with pytest.raises(KeyboardInterrupt):
         engine.train()
@@ -254,16 +234,14 @@ def _preempted_on(distributed: Distributed, run_dir: str, rank: int) -> dict[str
             if batch_idx == 2 and distributed.rank == rank:
                 engine.requests.preempt("a test")
 
-    engine = EngineWithNeededHooks(
+    engine = make_engine(
+        Path(run_dir),
+        {"asks": Asks(), "checkpoint": CheckpointHook(interval=1)},
+        train=build_loader(dataset(16), shuffle=True, **part),
+        val=build_loader(dataset(96), shuffle=False, **part),
         task=task,
-        optimizer=torch.optim.SGD(task.parameters(), lr=0.01),
-        loaders=Loaders(
-            build_loader(dataset(16), shuffle=True, **part), build_loader(dataset(96), shuffle=False, **part)
-        ),
-        hooks={"asks": Asks(), "checkpoint": CheckpointHook(interval=1)},
-        settings=Settings(device="cpu", max_epochs=2),
-        run_dir=Path(run_dir),
         distributed=distributed,
+        max_epochs=2,
     )
     result = engine.train()
     at = engine.progress
@@ -295,16 +273,15 @@ def _tested_on(distributed: Distributed, run_dir: str, case: dict[str, Any]) -> 
     def run(resume: Path | None, hooks: dict[str, Hook]) -> tuple[str, str | None, int]:
         task = Regression(network(), torch.nn.MSELoss())
         test: Any = build_loader(dataset(48), shuffle=False, **part)
-        engine = EngineWithNeededHooks(
+        engine = make_engine(
+            Path(run_dir),
+            {"checkpoint": CheckpointHook(interval=1), **hooks},
+            train=build_loader(dataset(64), shuffle=True, **part),
+            test=list(test) if case["is_custom"] else test,
             task=task,
-            optimizer=torch.optim.SGD(task.parameters(), lr=0.01),
-            loaders=Loaders(
-                build_loader(dataset(64), shuffle=True, **part), test=list(test) if case["is_custom"] else test
-            ),
-            hooks={"checkpoint": CheckpointHook(interval=1), **hooks},
-            settings=Settings(device="cpu", max_epochs=1 + case["stops"], resume=resume),
-            run_dir=Path(run_dir),
             distributed=distributed,
+            max_epochs=1 + case["stops"],
+            resume=resume,
         )
         result = engine.train()
         return result.status, result.reason, len(result.test_metrics)
@@ -314,9 +291,16 @@ def _tested_on(distributed: Distributed, run_dir: str, case: dict[str, Any]) -> 
     return {"first": first, "second": run(saved(Path(run_dir)), hooks)}
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("batch", [3, 11])
-@pytest.mark.parametrize(("is_custom", "stops"), [(False, False), (False, True), (True, False)])
+@pytest.mark.parametrize(
+    ("rank", "batch", "is_custom", "stops"),
+    [
+        (0, 3, False, False),
+        (1, 11, False, False),
+        (1, 3, False, True),
+        (0, 11, True, False),
+        (1, 3, True, False),
+    ],
+)
 def test_a_signal_to_one_rank_leaves_a_test(
     rank: int, batch: int, is_custom: bool, stops: bool, tmp_path: Path
 ) -> None:

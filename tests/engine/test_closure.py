@@ -14,15 +14,13 @@ import hydraloop
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.named_optimizers import OptimizerSet
 from hydraloop.engine.precision import FP16, Autocast, Precision
-from hydraloop.engine.run import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks import CheckpointHook, GradClipHook, RuntimeInfoHook
 from hydraloop.tasks.task import Task
 from tests.config.composed import REPOSITORY
-from tests.helpers import Batch, EngineWithNeededHooks, at, batches, differences, tiny_task
+from tests.helpers import Batch, at, batches, differences, make_engine, tiny_task
 from tests.ranks import on_ranks
 
 
@@ -49,23 +47,24 @@ DATA = batches(3, size=6, last=4)
 CLIP = 0.5
 
 
-def by_hand(name: str) -> dict[str, Tensor]:
-    """The weights after an epoch of the full batches, with every gradient clipped."""
-    task = tiny_task()
-    optimizer = MADE[name](task.parameters())
+def by_hand(make: Any, model: nn.Module, clip: float | None = None, *, needs_gradients: bool = True) -> dict[str, Any]:
+    """The state of the model after an epoch of the full batches, with every gradient clipped."""
+    optimizer = make(model.parameters())
     for inputs, targets in DATA:
 
         def closure(inputs: Tensor = inputs, targets: Tensor = targets) -> Tensor:
             optimizer.zero_grad()
             with torch.enable_grad():
-                loss = nn.functional.mse_loss(task.model(inputs), targets)
+                loss = nn.functional.mse_loss(model(inputs), targets)
                 torch.autograd.backward(loss)
-            nn.utils.clip_grad_norm_(task.parameters(), CLIP)
+            if clip is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
             return loss
 
-        closure()
+        if needs_gradients:
+            closure()
         optimizer.step(closure)
-    return dict(task.model.state_dict())
+    return dict(model.state_dict())
 
 
 class Logs(Task):
@@ -104,15 +103,15 @@ def engine_of(
     hooks = {"grad_clip": GradClipHook(max_norm=CLIP), "checkpoint": CheckpointHook()}
     weight, bias = task.parameters()
     both = {"first": optim.SGD([weight], lr=0.1), "second": optim.LBFGS([bias])}
-    return EngineWithNeededHooks(
+    return make_engine(
+        run_dir,
+        hooks if hook is None else {**hooks, "mine": hook},
+        train=Part(distributed, counted=counted),
         task=task,
         optimizer=OptimizerSet(both) if several else MADE[name](task.parameters()),
-        loaders=Loaders(Part(distributed, counted=counted), None, None),
-        hooks=hooks if hook is None else {**hooks, "mine": hook},
-        settings=Settings(**{"device": "cpu", "max_epochs": 1, "closures": {"": name == "sam" or None}, **settings}),
-        run_dir=run_dir,
         distributed=distributed,
         precision=precision,
+        **{"closures": {"": name == "sam" or None}, **settings},
     )
 
 
@@ -126,7 +125,9 @@ def trained(distributed: Distributed, name: str, run_dir: Path, counted: bool) -
 @pytest.mark.parametrize("name", MADE)
 def test_a_step_is_that_of_a_loop_by_hand(name: str, tmp_path: Path) -> None:
     """Each gradient is clipped, also those inside a step."""
-    torch.testing.assert_close(trained(Distributed(), name, tmp_path, True), by_hand(name), rtol=0, atol=0)
+    torch.testing.assert_close(
+        trained(Distributed(), name, tmp_path, True), by_hand(MADE[name], tiny_task().model, CLIP), rtol=0, atol=0
+    )
 
 
 @pytest.mark.parametrize("counted", [True, False], ids=["samples known", "samples summed"])
@@ -135,7 +136,7 @@ def test_two_ranks_take_the_step_of_the_full_batch(name: str, counted: bool, tmp
     """LBFGS calls the closure as often as the loss requires, so all ranks need the same loss."""
     first, second = on_ranks(2, trained, name, tmp_path, counted)
     torch.testing.assert_close(first, second, rtol=0, atol=0)
-    torch.testing.assert_close(first, by_hand(name), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(first, by_hand(MADE[name], tiny_task().model, CLIP), rtol=1e-5, atol=1e-6)
 
 
 def test_the_option_gives_a_closure_to_an_optimizer_that_does_not_require_one(tmp_path: Path) -> None:
@@ -176,29 +177,10 @@ class WarmSAM(SAM):
 
 def check_by_hand(make: Any, task: Task, run_dir: Path, *, needs_gradients: bool) -> None:
     """Train the task, and a copy of its model in a loop by hand; both must end with the same state."""
-    expected = copy.deepcopy(task.model)
-    optimizer = make(expected.parameters())
-    for inputs, targets in DATA:
-
-        def closure(inputs: Tensor = inputs, targets: Tensor = targets) -> Tensor:
-            optimizer.zero_grad()
-            with torch.enable_grad():
-                loss = nn.functional.mse_loss(expected(inputs), targets)
-                torch.autograd.backward(loss)
-            return loss
-
-        if needs_gradients:
-            closure()
-        optimizer.step(closure)
-    engine = EngineWithNeededHooks(
-        task=task,
-        optimizer=make(task.parameters()),
-        loaders=Loaders(DATA),
-        settings=Settings(device="cpu", max_epochs=1, closures={"": True}),
-        run_dir=run_dir,
-    )
+    expected = by_hand(make, copy.deepcopy(task.model), needs_gradients=needs_gradients)
+    engine = make_engine(run_dir, train=DATA, task=task, optimizer=make(task.parameters()), closures={"": True})
     engine.train()
-    torch.testing.assert_close(task.model.state_dict(), expected.state_dict(), rtol=0, atol=0)
+    torch.testing.assert_close(dict(task.model.state_dict()), expected, rtol=0, atol=0)
 
 
 def test_a_sam_may_begin_with_a_distance_of_zero(tmp_path: Path) -> None:

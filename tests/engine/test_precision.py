@@ -20,10 +20,9 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.precision import FP16, TF32, Autocast, Precision, make_precision
-from hydraloop.engine.run import Settings
 from hydraloop.errors import UserError
 from hydraloop.schemas.engine import BF16Conf, FP16Conf, FP32Conf, TF32Conf
-from tests.helpers import EngineWithNeededHooks, HostSyncs, at, batches, differences, tiny_task
+from tests.helpers import HostSyncs, at, batches, differences, make_engine, tiny_task
 from tests.ranks import on_ranks
 
 CPU = torch.device("cpu")
@@ -50,14 +49,8 @@ def step(precision: Precision, model: nn.Module, optimizer: optim.Optimizer, fac
 def engine_with(precision: Precision, run_dir: Path, hooks: dict[str, Hook] | None = None, **loaders: Any) -> Engine:
     """An engine on the CPU over a tiny task and SGD, for one epoch."""
     task = tiny_task()
-    return EngineWithNeededHooks(
-        task=task,
-        optimizer=optim.SGD(task.parameters(), lr=0.01),
-        loaders=Loaders(**{"train": batches(2), **loaders}),
-        hooks=hooks,
-        settings=Settings(device="cpu", max_epochs=1),
-        run_dir=run_dir,
-        precision=precision,
+    return make_engine(
+        run_dir, hooks, loaders=Loaders(**{"train": batches(2), **loaders}), task=task, precision=precision
     )
 
 

@@ -28,7 +28,7 @@ from hydraloop.hooks import (
     RuntimeInfoHook,
 )
 from hydraloop.tasks import Regression
-from tests.helpers import EngineWithNeededHooks, batches
+from tests.helpers import EngineWithNeededHooks, batches, make_engine
 
 
 class Block(nn.Module):
@@ -72,13 +72,14 @@ def forwards_of(model: nn.Module) -> list[int]:
 def engine_for(model: nn.Module, run_dir: Path, hooks: dict[str, Any], **settings: Any) -> Engine:
     """An engine over twelve batches of the same size and two to validate on."""
     task = Regression(model, nn.MSELoss())
-    return EngineWithNeededHooks(
+    return make_engine(
+        run_dir,
+        hooks,
+        train=batches(12),
+        val=batches(2),
         task=task,
         optimizer=torch.optim.AdamW(task.parameters(), lr=0.01),
-        loaders=Loaders(batches(12), batches(2)),
-        hooks=hooks,
-        settings=Settings(**{"device": "cpu", "max_epochs": 2, **settings}),
-        run_dir=run_dir,
+        **{"max_epochs": 2, **settings},
     )
 
 
@@ -314,11 +315,5 @@ def test_channels_last(wanted: object, expected: bool, tmp_path: Path) -> None:
     assert list(model.state_dict()) == names
     task = Regression(model, nn.MSELoss())
     images = [(torch.randn(2, 3, 5, 5), torch.randn(2, 1))] * 2
-    EngineWithNeededHooks(
-        task=task,
-        optimizer=torch.optim.SGD(task.parameters(), lr=0.1),
-        loaders=Loaders(images, images),
-        settings=Settings(device="cpu", max_epochs=1, channels_last=expected),
-        run_dir=tmp_path,
-    ).train()
+    make_engine(tmp_path, train=images, val=images, task=task, lr=0.1, channels_last=expected).train()
     assert model.layouts == [expected] * 5, "of the sanity step, two iterations and the validation"

@@ -10,13 +10,11 @@ import torch
 from torch import nn, optim
 
 from hydraloop.engine.engine import Engine
-from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.named_optimizers import OptimizerSet, describe, parts
 from hydraloop.engine.precision import make_precision
-from hydraloop.engine.run import Settings
 from hydraloop.hooks import EMAHook, GradClipHook
 from hydraloop.tasks import Task
-from tests.helpers import EngineWithNeededHooks, batches, differences
+from tests.helpers import batches, differences, make_engine
 
 
 class _Overflows(nn.MSELoss):
@@ -47,14 +45,15 @@ def trained(run_dir: Path, *, several: bool, precision: str, accumulate: int) ->
     """Train for two epochs of 8 batches, with clipping and EMA, and one overflow in fp16."""
     task = Task(network(), _Overflows() if precision == "fp16" else nn.MSELoss())
     model: Any = task.model
-    engine = EngineWithNeededHooks(
+    engine = make_engine(
+        run_dir,
+        {"clip": GradClipHook(max_norm=0.5), "ema": EMAHook()},
+        train=batches(8, last=2),
         task=task,
         optimizer=two(model) if several else optim.AdamW(model.parameters(), lr=0.05),
-        loaders=Loaders(batches(8, last=2)),
-        hooks={"clip": GradClipHook(max_norm=0.5), "ema": EMAHook()},
-        settings=Settings(device="cpu", max_epochs=2, accumulate=accumulate),
-        run_dir=run_dir,
         precision=make_precision({"name": precision}, torch.device("cpu")),
+        max_epochs=2,
+        accumulate=accumulate,
     )
     engine.train()
     return engine

@@ -1,21 +1,161 @@
-"""One batch ahead: the order of fetching and yielding, where errors are raised, and when the source is dropped."""
+"""Batches on their way to the device: their form and layout, and one batch ahead."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
-from typing import Any
+from collections import OrderedDict, UserDict
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader, Dataset
 
 from hydraloop.data import build_loader
-from hydraloop.engine.batch_transfer import has_streams, mover, one_ahead, prefetched, reads_ahead
+from hydraloop.engine.batch_transfer import (
+    has_streams,
+    leaves_of,
+    mover,
+    one_ahead,
+    prefetched,
+    reads_ahead,
+    tensors_of,
+)
+from hydraloop.tasks import Task
 from tests.data.streams import Plain, stream_loader
 
 CPU = torch.device("cpu")
+META = torch.device("meta")
+"""A device that every torch has, whose tensors have no memory. Batches can be moved to it."""
+
+
+def test_on_the_cpu_a_batch_is_left_as_it_is() -> None:
+    given = {"image": torch.zeros(2), "other": (torch.ones(2), None)}
+    assert mover(CPU)(given) is given
+
+
+def test_a_tensor_alone_is_a_batch() -> None:
+    tensor = torch.zeros(2)
+    assert mover(META)(tensor).device == META
+    assert list(tensors_of(tensor)) == [tensor]
+    assert list(tensors_of("no tensor")) == []
+
+
+@pytest.mark.parametrize("device", [CPU, META])
+def test_images_and_volumes_are_laid_out_channels_last(device: torch.device) -> None:
+    images, volumes = torch.rand(2, 3, 4, 5), torch.rand(2, 3, 4, 5, 6)
+    moved = mover(device, channels_last=True)({"images": images, "volumes": volumes})
+    assert moved["images"].is_contiguous(memory_format=torch.channels_last)
+    assert moved["volumes"].is_contiguous(memory_format=torch.channels_last_3d)
+    assert (moved["images"].shape, moved["volumes"].shape) == (images.shape, volumes.shape)
+    assert images.is_contiguous(), "the batch of the loader stays as it is"
+    if device == CPU:
+        assert torch.equal(moved["images"], images)
+
+
+@pytest.mark.parametrize("other", [torch.zeros(2, 3, 4), torch.zeros(2, 3, 4, 5, dtype=torch.int64), torch.zeros(2)])
+def test_channels_last_is_for_floating_images(other: Tensor) -> None:
+    assert mover(CPU, channels_last=True)(other) is other
+
+
+class CopiesTo(TorchFunctionMode):
+    """Stands for an accelerator that this machine lacks: notes `non_blocking` of each copy to it, and does not copy."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self._device = torch.device(device)
+        self.non_blocking: list[bool] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not Tensor.to or args[1] != self._device:
+            return func(*args, **(kwargs or {}))
+        self.non_blocking.append(bool((kwargs or {}).get("non_blocking")))
+        return args[0]
+
+
+@pytest.mark.parametrize(("device", "expected"), [("mps", False), ("cuda:0", True)])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_copies_to_mps_block_since_it_may_read_freed_memory(device: str, expected: bool, channels_last: bool) -> None:
+    """Tests the decision only: the copy itself needs a Mac."""
+    with CopiesTo(device) as copies:
+        mover(torch.device(device), channels_last)({"images": torch.rand(2, 3, 4, 5), "labels": torch.ones(2)})
+    assert copies.non_blocking == [expected, expected]
+
+
+class Pair(NamedTuple):
+    """A named tuple."""
+
+    inputs: Tensor
+    name: str
+    targets: Tensor
+
+
+class Encoding(UserDict[str, Any]):
+    """A mapping that moves itself, as transformers' BatchEncoding."""
+
+    def to(self, device: torch.device, *, non_blocking: bool = False) -> Encoding:
+        """Move the tensors."""
+        return Encoding({name: value.to(device, non_blocking=non_blocking) for name, value in self.items()})
+
+
+class Graph:
+    """Moves itself."""
+
+    def __init__(self, inputs: Tensor, targets: Tensor) -> None:
+        self.inputs, self.targets = inputs, targets
+
+    def to(self, device: torch.device) -> Graph:
+        """Move the tensors."""
+        return Graph(self.inputs.to(device), self.targets.to(device))
+
+
+def packed(x: Tensor) -> PackedSequence:
+    """Each sample as a sequence of its numbers."""
+    return pack_padded_sequence(x.unsqueeze(-1), torch.full((len(x),), x.size(1)), batch_first=True)
+
+
+def unpacked(sequences: PackedSequence) -> Tensor:
+    """What `packed` was given, with the same layout in memory, on which the last bits of a product depend."""
+    return pad_packed_sequence(sequences, batch_first=True)[0][..., 0].contiguous()
+
+
+Pack = Callable[[Tensor, Tensor], Any]
+Unpack = Callable[[Any], tuple[Tensor, Tensor]]
+FORMS: dict[str, tuple[Pack, Unpack]] = {
+    "tuple": (lambda x, y: (1, "a", None, x, b"x", y), lambda b: (b[3], b[5])),
+    "named tuple": (lambda x, y: Pair(x, "a", y), lambda b: (b.inputs, b.targets)),
+    "OrderedDict": (lambda x, y: OrderedDict(n=1.5, x=x, y=y), lambda b: (b["x"], b["y"])),
+    "mapping that moves itself": (lambda x, y: Encoding(x=x, y=y), lambda b: (b["x"], b["y"])),
+    "PackedSequence": (lambda x, y: (packed(x), y), lambda b: (unpacked(b[0]), b[1])),
+    "object and tensor": (lambda x, y: {"graph": Graph(x, y), "n": torch.ones(len(x))}, lambda b: pair(b["graph"])),
+    "nested": (
+        lambda x, y: {"views": [{"meta": [None, "a", (2, b"x")]}, {"x": Pair(x, "a", y)}]},
+        lambda b: pair(b["views"][1]["x"]),
+    ),
+}  # fmt: skip
+
+
+def pair(batch: Any) -> tuple[Tensor, Tensor]:
+    """The inputs and targets of an object with these attributes."""
+    return batch.inputs, batch.targets
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_batch_is_moved_and_keeps_its_form(form: str) -> None:
+    pack, unpack = FORMS[form]
+    batch = pack(torch.zeros(4, 3), torch.zeros(4, 1))
+    moved = mover(META)(batch)
+    assert type(moved) is type(batch)
+    assert [type(leaf) for leaf in leaves_of(moved)] == [type(leaf) for leaf in leaves_of(batch)]
+    if form != "PackedSequence":  # cannot be unpacked without memory
+        assert {tensor.device for tensor in (*unpack(moved), *tensors_of(moved))} == {META}
+    assert {tensor.device.type for tensor in unpack(batch)} == {"cpu"}, "the batch of the loader stays as it is"
+    assert Task(nn.Linear(3, 1), nn.MSELoss()).num_samples(moved) == 4
+
+
 ACCELERATOR = torch.accelerator.current_accelerator(check_available=True) or CPU
 needs_streams = pytest.mark.skipif(not has_streams(ACCELERATOR), reason="no accelerator with streams on this machine")
 

@@ -19,13 +19,12 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.distributed.fsdp import whole
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.run import Settings
 from hydraloop.engine.seeding import mix_seed, rng_state, seed_everything
 from hydraloop.errors import UserError
 from hydraloop.hooks import CheckpointHook, EarlyStoppingHook, EMAHook
 from hydraloop.tasks import Regression, Task
 from tests.engine.distributed.test_equality import dataset, network
-from tests.helpers import EngineWithNeededHooks, Recorder, at, batches, differences, make_engine, tiny_task
+from tests.helpers import Recorder, at, batches, differences, make_engine, tiny_task
 from tests.marks import slow
 from tests.ranks import on_ranks
 
@@ -112,16 +111,18 @@ def run(distributed: Distributed, run_dir: str, steps: int, settings: dict[str, 
     distributed.prepare(task.model)
     part = {"rank": distributed.rank, "world_size": distributed.world_size, "batch_size": 3}
     hooks = {"ema": EMAHook(), "checkpoint": CheckpointHook(interval=1, by_epoch=False)}
-    engine = EngineWithNeededHooks(
+    engine = make_engine(
+        Path(run_dir),
+        hooks,
+        train=build_loader(dataset(), shuffle=True, seed=3, **part),
+        val=build_loader(dataset(5), shuffle=False, **part),
         task=task,
         optimizer=torch.optim.SGD(task.parameters(), lr=0.1, momentum=0.9),
-        loaders=Loaders(
-            build_loader(dataset(), shuffle=True, seed=3, **part), build_loader(dataset(5), shuffle=False, **part)
-        ),
-        hooks=hooks,
-        settings=Settings(device="cpu", max_epochs=2, accumulate=2, sanity_val_steps=steps, **settings),
-        run_dir=Path(run_dir),
         distributed=distributed,
+        max_epochs=2,
+        accumulate=2,
+        sanity_val_steps=steps,
+        **settings,
     )
     result = engine.train()
     weights = {name: whole(value).detach().clone() for name, value in task.model.state_dict().items()}
