@@ -10,7 +10,7 @@ import pytest
 
 from hydraloop.config import checks
 from hydraloop.config.arguments import typed_keys
-from hydraloop.config.compose import Composer, opened
+from hydraloop.config.compose import opened
 from hydraloop.config.hydra_keys import variables
 from hydraloop.errors import UserError
 
@@ -40,14 +40,11 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def composed(project: Path, *lines: str, is_sweep: bool = False) -> None:
-    def compose(composer: Composer) -> None:
+    with opened(project / "conf", "config") as composer:
         if is_sweep:
             checks.compose_sweep([*lines, "seed=1,2"], composer)
         else:
             checks.compose_job(lines, composer)
-
-    with opened(project / "conf", "config") as composer:
-        compose(composer)
 
 
 FILES = {
@@ -73,13 +70,17 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize("text", FILES)
-@pytest.mark.parametrize("is_sweep", [False, True])
-def test_a_file_sets_no_other_option(text: str, is_sweep: bool, project: Path) -> None:
-    (project / "conf" / "experiment" / "mine.yaml").write_text(f"# @package _global_\n{text}\n")
-    with pytest.raises(UserError) as caught:
-        composed(project, "experiment=mine", is_sweep=is_sweep)
-    assert (caught.value.key, caught.value.problem) == (FILES[text], UNUSED)
+def test_a_file_sets_no_other_option(project: Path) -> None:
+    for number, text in enumerate(FILES):
+        (project / "conf" / "experiment" / f"mine{number}.yaml").write_text(f"# @package _global_\n{text}\n")
+    with opened(project / "conf", "config") as composer:
+        for number, key in enumerate(FILES.values()):
+            for check in (checks.compose_job, checks.compose_sweep):
+                with pytest.raises(UserError) as caught:
+                    check(
+                        [f"experiment=mine{number}", *(["seed=1,2"] if check is checks.compose_sweep else [])], composer
+                    )
+                assert (caught.value.key, caught.value.problem) == (key, UNUSED)
 
 
 @pytest.mark.parametrize("section", ["null", "[1]", "3", "${my}"])
@@ -106,12 +107,13 @@ TYPED = {
 }
 
 
-@pytest.mark.parametrize("line", TYPED)
-def test_the_command_line_sets_no_other_option(line: str, project: Path) -> None:
-    with pytest.raises(UserError) as caught:
-        composed(project, line)
-    assert (caught.value.key, caught.value.problem) == (TYPED[line], UNUSED)
-    assert "hydra.run.dir" in str(caught.value.remedy)
+def test_the_command_line_sets_no_other_option(project: Path) -> None:
+    with opened(project / "conf", "config") as composer:
+        for line, key in TYPED.items():
+            with pytest.raises(UserError) as caught:
+                checks.compose_job([line], composer)
+            assert (caught.value.key, caught.value.problem) == (key, UNUSED)
+            assert "hydra.run.dir" in str(caught.value.remedy)
 
 
 def test_what_is_read(project: Path) -> None:

@@ -209,8 +209,9 @@ def test_a_run_directory_grants_no_trust(
     assert not touched.exists()
 
 
-@pytest.mark.parametrize("target", ["os.system", "subprocess.Popen", "torch.hub.load"])
-@pytest.mark.parametrize("key", ["task.model", "data.test", "hooks.ema"])
+@pytest.mark.parametrize(
+    ("key", "target"), [("task.model", "os.system"), ("data.test", "subprocess.Popen"), ("hooks.ema", "torch.hub.load")]
+)
 def test_a_hostile_config_executes_nothing(run: Path, tmp_path: Path, key: str, target: str) -> None:
     moved = shutil.copytree(run, tmp_path / "moved")
     changed(moved, **{key.replace(".", "__"): {"_target_": target, "args": "touch executed"}})

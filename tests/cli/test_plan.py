@@ -12,6 +12,7 @@ from hydraloop.config.hook_checks import slots_of
 from hydraloop.engine.call_table import by_mount_point
 from tests.config.composed import REPOSITORY, composer
 
+MINE = "+hooks.mine._target_"
 SELECTIONS = [
     [],
     ["hooks=[ema,profiler]"],
@@ -54,27 +55,25 @@ def test_the_order_by_hand() -> None:
     assert called.index("timer") < called.index("ema") < called.index("checkpoint") < called.index("profiler")
 
 
-def test_a_hook_without_a_schema_stands_apart() -> None:
+def test_what_the_plan_says() -> None:
+    """Hooks without a schema, what is missing, and values that can be resolved before the job."""
     with composer() as opened:
-        text = format_plan(checks.compose_job(["+hooks.mine._target_=my_project.hooks.MyHook"], opened))
-    assert "class not imported" in text
-    line = next(line for line in text.splitlines() if "class not imported" in line)
-    assert line.endswith("mine (50)")
 
+        def plan(line: str) -> str:
+            return format_plan(checks.compose_job([line], opened))
 
-def test_the_plan_says_what_is_missing() -> None:
-    with composer() as opened:
-        text = format_plan(checks.compose_job(["default_hooks=[]"], opened))
-    line = "default_hooks is empty: this run writes no records (metrics.jsonl) and no checkpoints"
-    assert f"\n{line}; to write them, select logger and checkpoint in default_hooks\n" in text
-
-
-def test_the_plan_resolves_what_can_be_resolved_before_the_job() -> None:
-    with composer() as opened:
-        cfg = checks.compose_job(["optimizer.lr=${optimizer.eps}"], opened)
-        assert "lr: 1.0e-08" in format_plan(cfg)
-        cfg = checks.compose_job(["load_from=${hydra:runtime.output_dir}/x.pth"], opened)
-        assert "load_from: ${hydra:runtime.output_dir}/x.pth" in format_plan(cfg)
+        (hook,) = [
+            line for line in plan(f"{MINE}=my_project.hooks.MyHook").splitlines() if "class not imported" in line
+        ]
+        assert hook.endswith("mine (50)")
+        said = "default_hooks is empty: this run writes no records (metrics.jsonl) and no checkpoints"
+        without = plan("default_hooks=[]")
+        assert f"\n{said}; to write them, select logger and checkpoint in default_hooks\n" in without
+        assert "\nhydra:" not in without
+        assert without.splitlines()[0] == "# The composed config"
+        assert "lr: 1.0e-08" in plan("optimizer.lr=${optimizer.eps}")
+        only_the_job_knows = "${hydra:runtime.output_dir}/x.pth"
+        assert f"load_from: {only_the_job_knows}" in plan(f"load_from={only_the_job_knows}")
 
 
 @pytest.mark.parametrize("directory", ["null", "${hydra:runtime.output_dir}"])
@@ -86,13 +85,6 @@ def test_the_plan_has_no_secret(directory: str, monkeypatch: pytest.MonkeyPatch)
         text = format_plan(cfg)
     assert "hunter2" not in text
     assert "    pwd: '***'" in text
-
-
-def test_the_plan_has_no_node_of_hydras() -> None:
-    with composer() as opened:
-        text = format_plan(checks.compose_job([], opened))
-    assert "\nhydra:" not in text
-    assert text.splitlines()[0] == "# The composed config"
 
 
 def test_an_order_that_breaks_runs_after_is_refused() -> None:

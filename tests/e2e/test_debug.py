@@ -23,16 +23,11 @@ class NaNGradient(nn.Linear):
     def forward(self, images):
         logits = super().forward(images.flatten(1))
         return logits + (logits * 0).sqrt()  # the gradient of sqrt at 0 is infinite, and 0 times that is NaN
-
-class InfiniteLoss(nn.CrossEntropyLoss):
-    def forward(self, logits, classes):
-        return super().forward(logits, classes) + torch.inf
 """
 OPTIONS = {
     "fast": ["debug=fast", "hooks=[ema]"],
     "fast in iterations": ["debug=fast", "experiment=char_lm", "engine.accumulate=2"],
     "nonfinite": ["debug=nonfinite", "task.model=null", "+task.model._target_=models.NaNGradient"],
-    "inf": ["debug=nonfinite", "task.loss=null", "+task.loss._target_=models.InfiniteLoss"],
     "profile": ["debug=profile"],
     "overfit": ["debug=overfit", "experiment=diabetes", "hooks=[ema]", "precision=bf16"],
     "overfit in iterations": [
@@ -67,14 +62,6 @@ def test_nan_names_the_operation_and_its_line(project: Project) -> None:
     assert shown.code == 1
     assert "Function 'MulBackward0' returned nan values" in str(run.result["error"])
     assert "(logits * 0).sqrt()" in shown.text, "the line of the forward pass"
-    assert run.result["progress"]["iteration"] == 0
-
-
-@pytest.mark.slow
-def test_nan_ends_a_run_at_the_first_infinite_loss(project: Project) -> None:
-    shown, run = trained(project, "inf"), project.run
-    assert shown.code == 1
-    assert "inf" in str(run.result["error"])
     assert run.result["progress"]["iteration"] == 0
 
 

@@ -77,9 +77,3 @@ def test_a_sweep_and_several_processes_are_refused(project: Project, line: str) 
     assert done.code == 2
     assert done.err.startswith("error: --pdb: the debugger stops one")
     assert project.files == before
-
-
-@pytest.mark.slow
-def test_without_an_error_it_changes_nothing(project: Project) -> None:
-    done = project.train("--pdb", "engine.max_iters=1", "distributed.nproc_per_node=1")
-    assert (done.code, "Pdb" in done.text) == (0, False)

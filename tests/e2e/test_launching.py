@@ -287,13 +287,6 @@ def test_a_rank_has_the_script_the_time_and_its_own_values(project: Project) -> 
     assert "run holds a run already" in restarted.err
 
 
-@pytest.mark.nightly
-def test_a_dry_run_under_torchrun_is_printed_once(project: Project) -> None:
-    done = torchrun(project, "--nproc-per-node=2", "train.py", "--dry-run", "hooks=[ema]")
-    assert done.code == 0, done.text
-    assert done.out.count("Nothing was trained") == 1
-
-
 # Signals. ------------------------------------------------------------------------------------------------------------
 
 

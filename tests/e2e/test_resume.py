@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,18 +13,6 @@ from tests.e2e.projects import Project, Run
 
 SHORT = ("engine.limit_train_batches=5", "engine.limit_val_batches=1", "engine.test=false")
 QUICK = ("engine.max_epochs=1", *SHORT)
-STOPPING = """
-import hydraloop
-
-
-class Stopping(hydraloop.Hook):
-    def before_train(self, engine):
-        self.first = engine.progress.iteration
-
-    def after_train_iter(self, engine, batch_idx, batch, outputs):
-        if engine.progress.iteration - self.first == 3:
-            raise RuntimeError("in the middle")
-"""
 
 
 def records_of(run: Run) -> dict[str, bytes]:
@@ -58,26 +45,6 @@ def test_an_attempt_that_fails_leaves_the_run_as_it_was(project: Project) -> Non
     after = records_of(run)
     assert {name for name in before if before[name] != after[name]} == {"result.json", "metrics.jsonl"}
     assert not (run.path / ".hydra/resume_3/result.json").exists()
-
-
-@pytest.mark.slow
-def test_a_resumed_run_that_fails_later_says_so(project: Project) -> None:
-    project.write("stopping.py", STOPPING)
-    assert project.train(*QUICK).code == 0
-    done = project.train("resume=auto", "engine.max_epochs=2", *SHORT, "+hooks.stop._target_=stopping.Stopping")
-    assert done.code == 1, done.text
-    result = project.run.result
-    assert (result["status"], result["error"]) == ("failed", "RuntimeError: in the middle")
-    assert result["progress"]["iteration"] == 8
-
-
-@pytest.mark.slow
-def test_a_run_that_was_killed_has_no_result_after_a_failed_attempt(project: Project) -> None:
-    assert project.train(*QUICK).code == 0
-    (project.run.path / "result.json").unlink()
-    assert project.train(f"resume={project.run.path}", "task.model.width=32").code == 1
-    assert not (project.run.path / "result.json").exists()
-    assert Run(project.run.path / ".hydra/resume_1").result["status"] == "failed"
 
 
 def test_a_run_is_continued_with_its_saved_config(project: Project) -> None:
@@ -177,31 +144,6 @@ def test_what_only_a_job_knows_is_a_mistake_in_python(project: Project) -> None:
     assert done.out.startswith("default_hooks.checkpoint.out_dir | Write a value"), done.text
 
 
-@pytest.mark.slow
-def test_a_directory_named_in_the_config_file(project: Project) -> None:
-    config = project.path / "conf" / "config.yaml"
-    config.write_text(config.read_text() + "\nhydra: {run: {dir: 'runs/${experiment_name}'}}\n")
-    run = Run(project.path / "runs" / "digits")
-    for epochs in (1, 2):
-        done = project.train("resume=auto", f"engine.max_epochs={epochs}", "engine.test=false")
-        assert done.code == 0, done.text
-        assert done.err.count("runs/digits has no checkpoint: a new run starts there") == (epochs == 1)
-        assert run.result["progress"]["epoch"] == epochs
-    done = project.train(*QUICK)
-    assert done.code == 2
-    assert "hydra.run.dir: runs/digits holds a run already" in done.err
-    # Another run is resumed in its own directory, and a new run never starts in the directory of a run.
-    assert project.train(*QUICK, "hydra.run.dir=runs/two").code == 0
-    done = project.train("resume=runs/two", "engine.max_epochs=2", "engine.test=false")
-    assert done.code == 0, done.text
-    assert Run(project.path / "runs" / "two").result["progress"]["epoch"] == 2
-    alone = Path(project.path, "alone.pth")
-    alone.write_bytes((run.path / "checkpoints" / "epoch_2.pth").read_bytes())
-    done = project.train("resume=alone.pth", "engine.max_epochs=3")
-    assert done.code == 2
-    assert "hydra.run.dir: runs/digits holds a run already" in done.err
-
-
 @pytest.mark.nightly
 def test_a_typed_hyperparameter_takes_effect_on_a_resumed_run(project: Project) -> None:
     lines = ["scheduler=[]", "engine.test=false", "default_hooks.logger.interval=10"]
@@ -221,16 +163,6 @@ def test_a_typed_hyperparameter_takes_effect_on_a_resumed_run(project: Project) 
         lr = [record["lr"] for record in project.run.records if record["mode"] == "train"]
         assert lr[-1] == (1e-6 if epochs == 4 else 1e-5)
     assert project.run.log.count("optimizer.lr: ") == 3
-
-
-def test_nothing_to_train_on_is_refused_before_there_is_a_run(project: Project) -> None:
-    for line in (["data=base"], ["data.train=null"], ["-m", "data=digits,base"], ["-m", "data.train=null", "seed=1,2"]):
-        done = project.train(*line)
-        assert done.code == 2, done.text
-        assert done.err.startswith("error: data.train: there is no training data"), done.text
-        assert not done.out
-    assert not {"outputs", "multirun"} & project.files
-    assert project.train("--cfg", "job", "data=base").code == 0
 
 
 KILLED = """
