@@ -97,21 +97,22 @@ def test_own_keys_are_options_of_the_run(tmp_path: Path) -> None:
     assert [cfg.task.model.out_features for cfg in jobs] == [10, 20]
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    {
-        "my.num_clases=20": "my.num_clases: there is no such key\n  Did you mean my.num_classes?",
-        "num_classes=20": "num_classes: there is no such key\n  Did you mean my.num_classes?",
-        "my.other=1": "my.other: there is no such key\n",
-        "+x=1": "x: there is no such key\n  A key of your own is added under my: +my.x=1",
-        "++x.y=[a, b]": "x: there is no such key\n  A key of your own is added under my: '++my.x.y=[a, b]'",
-        "+lr=3": "lr: there is no such key\n  Did you mean optimizer.lr? A key of your own is added under my: +my.lr=3",
-    }.items(),
-)
-def test_the_command_line_takes_the_keys_that_the_files_have(line: str, message: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError) as caught:
-        composed(tmp_path, NUMBERED, [line])
-    assert str(caught.value).startswith(message)
+TYPED = {
+    "my.num_clases=20": "my.num_clases: there is no such key\n  Did you mean my.num_classes?",
+    "num_classes=20": "num_classes: there is no such key\n  Did you mean my.num_classes?",
+    "my.other=1": "my.other: there is no such key\n",
+    "+x=1": "x: there is no such key\n  A key of your own is added under my: +my.x=1",
+    "++x.y=[a, b]": "x: there is no such key\n  A key of your own is added under my: '++my.x.y=[a, b]'",
+    "+lr=3": "lr: there is no such key\n  Did you mean optimizer.lr? A key of your own is added under my: +my.lr=3",
+}
+
+
+def test_the_command_line_takes_the_keys_that_the_files_have(tmp_path: Path) -> None:
+    with project(tmp_path, NUMBERED) as composer:
+        for line, message in TYPED.items():
+            with pytest.raises(UserError) as caught:
+                job(arguments.with_hook_lists([line])[0], composer)
+            assert str(caught.value).startswith(message)
 
 
 @pytest.mark.parametrize(
