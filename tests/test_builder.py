@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
-from torch import nn
 
 import hydraloop
 from hydraloop import build
@@ -79,12 +78,6 @@ def test_everything_is_built_from_the_config(tmp_path: Path) -> None:
     assert engine.progress.epoch_length == 20
 
 
-def test_a_data_file_without_the_base_has_the_default_options_of_the_loader(tmp_path: Path) -> None:
-    cfg = composed()
-    engine = build(changed(cfg, data={"train": cfg.data.train}), run_dir=tmp_path)
-    assert engine.progress.epoch_length == 20
-
-
 def test_building_twice_gives_the_same_weights_and_changes_no_config(tmp_path: Path) -> None:
     cfg = composed("seed=5")
     before = OmegaConf.to_yaml(cfg)
@@ -131,17 +124,6 @@ def test_arguments_that_do_not_fit_are_refused_before_the_call(given: Any, key: 
         instantiate(given, "x")
     assert caught.value.key == key
     assert text in str(caught.value)
-
-
-def test_a_partial_may_lack_arguments() -> None:
-    make = instantiate(node(_target_="torch.nn.Linear", _partial_=True, in_features=2), "x")
-    assert make(out_features=3).weight.shape == (3, 2)
-
-
-def test_lists_arrive() -> None:
-    options = {"in_features": 2, "out_features": 1, "output_mean": 0.0, "output_std": 1.0, "hidden": [3, 4]}
-    made = instantiate(node(_target_="hydraloop.models.MLP", **options), "x")
-    assert [part.out_features for part in made.modules() if isinstance(part, nn.Linear)] == [3, 4, 1]
 
 
 @pytest.mark.parametrize("lines", [["engine.max_epochs=3"], ["engine.max_iters=60"], ["engine.max_iters=50"]])
