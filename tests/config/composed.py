@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -85,9 +85,9 @@ def all_composed() -> Iterator[tuple[str, list[str], DictConfig]]:
                 yield f"{name}.{number}", ["python train.py -m", *typed], job(lines, opened)
 
 
-def golden_files() -> dict[str, str]:
-    """The text of each golden file."""
-    (_, _, default), *others = all_composed()
+def golden_files(composed: Iterable[tuple[str, list[str], DictConfig]]) -> dict[str, str]:
+    """The text of each golden file, for what `all_composed` yields."""
+    (_, _, default), *others = composed
     files = {"default.yaml": OmegaConf.to_yaml(default)}
     for name, command, cfg in others:
         changes = _changes(_lines(default), _lines(cfg))
@@ -120,7 +120,7 @@ def main() -> None:
     """Write the golden files."""
     for old in GOLDEN.iterdir():
         old.unlink()
-    for name, text in golden_files().items():
+    for name, text in golden_files(all_composed()).items():
         (GOLDEN / name).write_text(text, encoding="utf-8")
 
 

@@ -13,16 +13,16 @@ from tests.config.composed import GOLDEN, SINGLE, all_composed, composer, golden
 
 
 @cache
-def composed() -> dict[str, DictConfig]:
-    return {name: cfg for name, _, cfg in all_composed()}
+def composed() -> list[tuple[str, list[str], DictConfig]]:
+    return list(all_composed())
 
 
 def read(name: str, key: str) -> Any:
-    return OmegaConf.select(composed()[name], key)
+    return OmegaConf.select({name: cfg for name, _, cfg in composed()}[name], key)
 
 
 def test_the_configs_of_the_command_lines_are_the_golden_ones() -> None:
-    assert golden_files() == {path.name: path.read_text(encoding="utf-8") for path in GOLDEN.iterdir()}
+    assert golden_files(composed()) == {path.name: path.read_text(encoding="utf-8") for path in GOLDEN.iterdir()}
 
 
 def test_the_configs_contain_what_was_typed() -> None:
