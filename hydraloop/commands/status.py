@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections import Counter
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -78,13 +79,27 @@ def sweep_in(path: Path) -> SweepDirectory | None:
 
 
 def _state_of_run(path: Path) -> JobState:
-    state = job_states.current(job_states.read(path) or JobState(0, "running"), path)
+    if (job := _state_of_job(path.resolve())) is not None:
+        return job
+    state = job_states.current(JobState(0, "running"), path)
     queue = slurm_queue.jobs(path) if state.state == "interrupted" else {}
     if queue is None:
         return replace(state, reason=f"{state.reason}, if it does not wait in Slurm's queue: Slurm does not answer")
     if queue:  # Slurm will start the run
         return replace(state, state="queued", reason=f"job {queue[slurm_queue.MAIN].id} of Slurm")
     return state
+
+
+def _state_of_job(path: Path) -> JobState | None:
+    """Return the state of the job whose run directory this is, as its sweep shows it; None if it is not a job.
+
+    A job whose directory is not locked may wait in a queue, or for the end of its ranks. Only its controller knows.
+    """
+    for folder in path.parents:
+        with suppress(UserError):
+            sweep = SweepDirectory.load(folder)
+            return next((state for state in current_states(sweep) if sweep.run_dir(state) == path), None)
+    return None
 
 
 def _of_run(path: Path) -> list[str]:

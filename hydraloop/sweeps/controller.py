@@ -95,7 +95,7 @@ class Controller:
         adopted = self.executor.adopt()
         for state in self.directory.states():
             if state.number in adopted and not state.is_over:
-                self._running[state.number] = replace(state, state="running")
+                self._running[state.number] = replace(state, state="running", error=None, reason=None)
                 self._write(self._running[state.number])
             elif state.state == "running" and (process := self._process_of(state)) is not None:
                 self._saving[state.number] = state
@@ -105,10 +105,13 @@ class Controller:
             else:
                 self._register(state)
 
+    def _runs_again(self, state: JobState) -> bool:
+        """Return whether a job that an earlier controller has started runs again."""
+        return not state.is_over or (self.retry_failed and state.state == "failed")
+
     def _register(self, state: JobState) -> None:
         """Tell the source about a job that an earlier controller has run, unless it runs again."""
-        runs_again = self.retry_failed and state.state == "failed"
-        if state.is_over and not runs_again:
+        if not self._runs_again(state):
             self.final_states[state.number] = state
             self.source.job_ended(state)
         elif state.state == "paused":
@@ -249,7 +252,7 @@ class Controller:
             self.executor.submit(request)
         except UserError as error:
             self.problem = error
-            self._process_ended(Ended(number, REQUEUE))
+            self._attempt_ended(Ended(number, REQUEUE), state)
             return
         self.watcher.started(state)
 
@@ -275,14 +278,19 @@ class Controller:
     # Jobs end. -------------------------------------------------------------------------------------------------------
 
     def _process_ended(self, ended: Ended) -> None:
-        """Write how an attempt has ended. Then retry the job, or make its state final."""
+        """Handle the end of the process that was started for a job. Its ranks may still run."""
         number = ended.number
         running = self._running.get(number)
         if running is None:  # an earlier controller has written its end
             return
-        if self._process_of(running) is not None and self.problem is None:  # a rank has not ended
+        if self._process_of(running) is not None:  # a rank has not ended
             self._launcher_ended[number] = ended
             return
+        self._attempt_ended(ended, running)
+
+    def _attempt_ended(self, ended: Ended, running: JobState) -> None:
+        """Write how an attempt has ended. Then retry the job, or make its state final."""
+        number = ended.number
         self._running.pop(number)
         self._launcher_ended.pop(number, None)
         if self.shares.slots is not None:
@@ -297,10 +305,10 @@ class Controller:
     def _earlier_job_ended(self, running: JobState) -> None:
         """Write the end of a job whose controller was killed. Start it again if it is not over."""
         state = self._write_end(running, code=None)
-        if state.is_over or state.state == "paused":
-            self._finish(state)
-        else:
+        if state.state != "paused" and self._runs_again(state):
             self._start_again(state)
+        else:
+            self._finish(state)
 
     def _start_again(self, state: JobState) -> None:
         """Queue a job that was interrupted or has failed. If the source has not given it yet, it comes from there."""

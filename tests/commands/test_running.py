@@ -96,9 +96,14 @@ def test_status_of_a_sweep(sweep: SweepDirectory, capsys: pytest.CaptureFixture[
         "failed: job 1 (optimizer.lr=1e-3 seed=1): ValueError: no",
         f"  {sweep.folder(1) / 'job.log'}",
     ]
+    (sweep.folder(2) / ".hydra").mkdir()
     with sweep.controller_lock:
         assert main(["status", str(sweep.path)]) == 0
-    assert f"controller: process {os.getpid()} on " in capsys.readouterr().out
+        assert f"controller: process {os.getpid()} on " in capsys.readouterr().out
+        assert main(["status", str(sweep.folder(2))]) == 0
+        assert capsys.readouterr().out == "running: the run\n", "it waits for a worker, or for the end of its ranks"
+    assert main(["status", str(sweep.folder(2))]) == 0
+    assert capsys.readouterr().out == "interrupted: the run: its process was killed\n"
 
 
 HOSTILE = "\x1b]52;c;Y3VybA==\x07\x1b[31mred\x1b[0m \x9b2J\u202e\r"

@@ -324,6 +324,55 @@ def test_a_job_whose_launcher_is_killed_each_time_ends(
     assert loop.unfinished == [0]
 
 
+@pytest.mark.parametrize("retry_failed", [False, True])
+def test_a_job_that_fails_after_its_controller_has_ended_runs_again_if_asked_for(
+    directory: SweepDirectory, make: Make, monkeypatch: pytest.MonkeyPatch, retry_failed: bool
+) -> None:
+    """It still runs when the next controller starts, and belongs to the earlier one."""
+    monkeypatch.setattr(controller, "_CHECK_INTERVAL", 0.0)
+    directory.write(JobState(3, "running", attempts=1, directory="3"))
+    lock = RunLock(directory.folder(3), key="").acquire()
+
+    def play(played: Played, request: Request) -> int:
+        if request.number == 0:
+            write(Request(3, (), "", str(directory.folder(3))), "failed", error="ValueError: x")
+            lock.release()
+        return finish(played, request)
+
+    loop, played = make(play, workers=1, retry_failed=retry_failed)
+    loop.run()
+    assert (played.started.count(3), loop.exit_code) == ((1, 0) if retry_failed else (0, 1))
+
+
+def test_a_job_with_a_running_rank_has_not_ended_after_a_full_disk(
+    directory: SweepDirectory, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller, "_CHECK_INTERVAL", 0.0)
+    rank = RunLock(directory.folder(1), key="")
+    written = job_states.write
+
+    def refuse_once(*args: Any, **options: Any) -> None:
+        monkeypatch.setattr(job_states, "write", written)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def play(played: Played, request: Request) -> int:
+        if request.number == 0:
+            monkeypatch.setattr(job_states, "write", refuse_once)
+            return -signal.SIGKILL
+        rank.acquire()
+        return -signal.SIGKILL
+
+    def check_rank() -> None:
+        assert directory.state(1).state == "running"
+        rank.release()
+
+    loop, _ = make(play)
+    loop.watcher.update = check_rank  # type: ignore[method-assign]
+    loop.run()
+    assert "No space left" in str(loop.problem)
+    assert directory.state(1).state == "interrupted"
+
+
 @pytest.mark.parametrize("at_start", [True, False])
 def test_a_state_that_cannot_be_written_ends_the_sweep_and_names_the_reason(
     make: Make, monkeypatch: pytest.MonkeyPatch, at_start: bool
@@ -405,9 +454,10 @@ def test_a_job_that_an_earlier_controller_has_submitted_is_not_submitted_again(
     directory: SweepDirectory, make: Make
 ) -> None:
     """Job 1 waits in the queue or runs; its `sbatch` may have failed. Job 2 has ended meanwhile."""
-    directory.write(JobState(1, "interrupted", attempts=1, directory="1"))
+    directory.write(JobState(1, "interrupted", attempts=1, directory="1", reason="killed by SIGKILL"))
     directory.write(JobState(2, "finished", attempts=1, directory="2"))
     loop, played = make(finish, earlier=(1, 2))
+    assert (directory.state(1).state, directory.state(1).reason) == ("running", None)
     loop.run()
     assert played.started == [0, 3, 4, 5]
     assert [(state.state, state.attempts) for state in directory.states()] == [("finished", 1)] * 6
