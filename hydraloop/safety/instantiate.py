@@ -137,6 +137,8 @@ def _unknown_argument(name: str, argument: str, known: list[str], node: DictConf
     remedy = suggestion(argument, known)
     if schema is dict and "[" not in key:  # only such a node can lose an entry
         remedy += f" To remove one that a config file has set: ~{key}.{argument}"
+        if key.startswith("data."):
+            remedy += "\n  An experiment with other data begins with defaults: [/hydraloop/no_data, _self_]"
     return UserError(f"{name} takes no argument {argument!r}", key=f"{key}.{argument}", remedy=remedy)
 
 

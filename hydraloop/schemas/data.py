@@ -166,6 +166,7 @@ def loader_options(data: DictConfig, split: str) -> Tuple[Dict[str, Any], Dict[s
 
 
 def register(store: ConfigStore) -> None:
-    """Store the options of `data`."""
+    """Store the options of `data`, and `hydraloop/no_data`, with which an experiment begins that has other data."""
     store.store(group="data", name="base", package="data", node=DataConf)
     store.store(group="data", name="digits", package="data", node=DigitsDataConf)
+    store.store(group="hydraloop", name="no_data", package="_global_", node={"data": dict.fromkeys(SPLITS)})

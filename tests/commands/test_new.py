@@ -11,6 +11,7 @@ import pytest
 from hydraloop.commands.command_line import view as run
 from hydraloop.commands.new import TEMPLATES, templates
 from hydraloop.commands.parser import help_of
+from hydraloop.config.compose import opened
 from tests.e2e.projects import REPOSITORY, Project
 
 LEFT_OUT = {"__pycache__", "outputs", "multirun"}
@@ -51,6 +52,11 @@ def test_each_example_is_a_template(name: str, tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     assert run(["new", "a b", "--from", name]) == 0, "a name that needs quotes in YAML is not used"
     assert contents(tmp_path / "a b") == contents(REPOSITORY / "examples" / name)
+    conf = tmp_path / "a b" / "conf"
+    (conf / "experiment").mkdir(exist_ok=True)
+    (conf / "experiment" / "mine.yaml").write_text("# @package _global_\nseed: 7\n")
+    with opened(conf, "config") as composer:
+        assert composer.compose(["experiment=mine"]).seed == 7
 
 
 def test_the_examples_are_those_of_the_repository() -> None:

@@ -191,3 +191,13 @@ def test_an_experiment_that_is_not_in_the_defaults_list_overrides_the_file(tmp_p
     assert str(caught.value).endswith("write a +: +experiment=mine")
     for defaults, lines in ((head, ["+experiment=mine"]), (head.replace("]", ", experiment: mine]"), [])):
         assert composed(tmp_path, f"{defaults}{OWN}seed: 3\n", lines)["seed"] == 5
+
+
+def test_an_experiment_replaces_the_data_of_the_file(tmp_path: Path) -> None:
+    """Its data set has other arguments, and the loader is still that of the file."""
+    mine = "# @package _global_\ndefaults: [/hydraloop/no_data, _self_]\ndata: {train: {_target_: b.Fold, fold: 0}}\n"
+    own = "data: {train: {_target_: a.Points, samples: 9}, test: {_target_: a.Points}, loader: {batch_size: 3}}\n"
+    for head in (SHORT + own, LONG.replace("base", "digits") + "data: {loader: {batch_size: 3}}\n"):
+        found = composed(tmp_path, head + OWN, ["experiment=mine"], experiment_mine=mine)["data"]
+        assert found["train"] == {"_target_": "b.Fold", "fold": 0}
+        assert (found["val"], found["test"], found["loader"]["batch_size"]) == (None, None, 3)

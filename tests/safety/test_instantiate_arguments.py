@@ -111,6 +111,12 @@ def test_a_missing_argument_is_named_although_others_are_accepted() -> None:
         made("Open", other=2)
 
 
+def test_an_argument_that_is_left_from_other_data_is_removed_by_the_experiment() -> None:
+    node = OmegaConf.create({"_target_": f"{HERE}.Plain", "samples": 9})
+    with pytest.raises(UserError, match="no_data"):
+        instantiate(node, "data.train")
+
+
 @pytest.mark.parametrize("name", ["Plain", "Slots"])
 def test_any_other_constructor_is_not_called_with_an_unknown_name(name: str) -> None:
     with pytest.raises(UserError, match="takes no argument 'hidden_sise'"):
