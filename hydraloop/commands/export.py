@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_map
 
 from hydraloop.commands.evaluate import FinishedRun, new_file, run_on_ranks
 from hydraloop.commands.parser import OnRun
-from hydraloop.engine.batch_transfer import leaves_of
+from hydraloop.engine.batch_transfer import leaves_of, to_cpu
 from hydraloop.engine.checkpoint.format import load
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
@@ -121,8 +121,7 @@ def _graph_of(model: nn.Module, call: Callable[[Any], Any], batch: Any) -> torch
     Raises:
         Exception: any error of torch.export.
     """
-    batch = tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, batch)
-    args, kwargs = _example(model, call, batch)
+    args, kwargs = _example(model, call, to_cpu(batch))
     arguments = inspect.signature(model.forward).bind(*args, **kwargs).arguments
     logging.getLogger("torch.fx.experimental.symbolic_shapes").setLevel(logging.ERROR)
     with redirect_stderr(io.StringIO()):  # torch.export prints the whole graph before it raises

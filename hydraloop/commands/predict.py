@@ -84,9 +84,7 @@ def _rows(parts: Parts) -> Iterator[dict[str, Any]]:
     """Yield a line for each sample: the data set if there are several, the position in it, and the outputs."""
     counts: dict[str, int] = {}
     for data_set, part in parts:
-        columns = {
-            name: value.tolist() if isinstance(value, Tensor) else value for name, value in _columns(part).items()
-        }
+        columns = _columns(part)
         for sample in zip(*columns.values(), strict=True):
             counts[data_set] = index = counts.get(data_set, -1) + 1
             where = {"data_set": data_set} if data_set else {}

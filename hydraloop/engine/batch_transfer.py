@@ -57,6 +57,11 @@ def mover(device: torch.device, channels_last: bool = False) -> Callable[[Any], 
     return lambda batch: tree_map(move, batch, is_leaf=_moves_itself)
 
 
+def to_cpu(value: Any) -> Any:
+    """Return containers with all tensors on the CPU."""
+    return tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, value)
+
+
 def leaves_of(batch: Any) -> Iterator[Any]:
     """Yield every entry of the containers that `mover` searches: tensors, strings, packed sequences, other objects.
 

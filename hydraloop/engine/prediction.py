@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hydraloop.engine.batch_transfer import to_cpu
 from hydraloop.engine.batches import Batches
 from hydraloop.engine.evaluator import Evaluator, check_evaluable, equal_buffers
 from hydraloop.engine.hook import Mode
@@ -101,5 +102,5 @@ def _of_samples(predictions: Any, samples: int, task: str) -> Any:
                 key="task",
                 remedy="Return a tensor or a list with an entry for each sample, or a dict of these.",
             )
-        parts[name] = part.cpu() if isinstance(part, Tensor) else part
+        parts[name] = to_cpu(part)
     return parts if isinstance(predictions, Mapping) else parts[""]

@@ -72,7 +72,9 @@ def _check_yaml(text: str) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Return a value for JSON: configs resolved, tuples as lists, NaN and infinity as strings."""
+    """Return a value for JSON: configs resolved, tensors and tuples as lists, NaN and infinity as strings."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
     if OmegaConf.is_config(value):
         value = OmegaConf.to_container(value, resolve=True)
     if isinstance(value, Mapping):

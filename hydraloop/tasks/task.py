@@ -97,6 +97,7 @@ class Task(nn.Module):
         self.logged: dict[str, float | Tensor] = {}
         """Values of the current batch given to `log`, by name. Consumed after the batch."""
         self._averages = Averages(LOSS)
+        self._is_uncounted = False
         self._found: tuple[str, ...] = ()
         self.pictures: dict[str, Tensor] = {}
         """Values of the last `compute_metrics` that are matrices `[R, C]` (a confusion matrix), by name."""
@@ -215,9 +216,10 @@ class Task(nn.Module):
 
         If the class has `predictions_of`, its result is `predictions`. Other scalars in the result are averaged over
         the samples, unless a metric has the same name. A batch without samples, whose mean loss is NaN, is ignored.
+        A result with `outputs` for metrics needs no loss, as detectors return it in training only.
 
         Raises:
-            UserError: the result has no loss, or there are metrics and it has no `outputs` and `targets`.
+            UserError: there are metrics, and the result has no `outputs` and `targets`; or it needs a loss.
         """
         samples = self.num_samples(batch)
         training, self.training = self.training, False  # also if a caller has not called eval()
@@ -225,10 +227,13 @@ class Task(nn.Module):
             result = self.forward(batch)
         finally:
             self.training = training
-        loss = loss_of(self, result)
+        has_none = self.metrics and isinstance(result, Mapping) and LOSS not in result and OUTPUTS in result
+        loss = None if has_none else loss_of(self, result)
         self.logged.update({**dict(scalars_of(result)), **self.logged})
         self._count(loss, samples, result)
-        found = {**result, LOSS: loss if isinstance(loss, Tensor) else mean_of(loss)}
+        found = dict(result)
+        if loss is not None:
+            found[LOSS] = loss if isinstance(loss, Tensor) else mean_of(loss)
         if isinstance(found.get(OUTPUTS), Tensor) and (predictions := self.predictions_of(found[OUTPUTS])) is not None:
             found["predictions"] = predictions
         return found
@@ -256,13 +261,15 @@ class Task(nn.Module):
         check_form(self, loss)
         self._count(loss, samples, {OUTPUTS: outputs, TARGETS: targets})
 
-    def _count(self, loss: Tensor | SumAndCount, samples: int, result: Mapping[str, Any]) -> None:
+    def _count(self, loss: Tensor | SumAndCount | None, samples: int, result: Mapping[str, Any]) -> None:
         """Add a batch to the loss, to the scalars and to the metrics."""
         logged = {name: value for name, value in self.logged.items() if name not in self.metrics}
         self.logged.clear()
-        if not samples:
+        if not samples or self._is_uncounted:
             return
-        if isinstance(loss, Tensor):
+        if loss is None:
+            self._averages.needs_first = False
+        elif isinstance(loss, Tensor):
             self._averages.add_mean(LOSS, loss, samples)
         else:
             self._averages.add(LOSS, *loss)
@@ -282,12 +289,11 @@ class Task(nn.Module):
     @contextmanager
     def uncounted(self) -> Iterator[None]:
         """Keep `evaluate` from changing the metrics."""
-        metrics, averages = self.metrics, self._averages
-        self.metrics, self._averages = {}, Averages(LOSS, averages.zeros.device)
+        self._is_uncounted = True
         try:
             yield
         finally:
-            self.metrics, self._averages = metrics, averages
+            self._is_uncounted = False
             self.logged.clear()
 
     def reset_metrics(self) -> None:

@@ -41,6 +41,8 @@ class Averages:
         """Remove all values; the device is that of the values that will be added."""
         zeros = torch.zeros(2, dtype=sums_dtype(device), device=device)
         self.zeros, self._sums = zeros, {self.names[0]: zeros.clone()}
+        self.needs_first = True
+        """Whether the scalar `always` is NaN without values; otherwise, it is left out."""
 
     def add(self, name: str, total: Any, count: Any) -> None:
         """Add the sum of `count` values; both are numbers or scalar tensors. No host sync.
@@ -88,7 +90,7 @@ class Averages:
         means = {
             name: total / count if count else math.nan
             for name, (total, count) in sums.items()
-            if count or name == self.names[0]
+            if count or (name == self.names[0] and self.needs_first)
         }
         return means, summed
 
@@ -174,6 +176,8 @@ def shown(value: Any) -> str:
 def samples_in(batch: Any, task: str) -> int:
     """Return the length of a batch's first tensor that has dimensions; for a `PackedSequence`, of its sequences.
 
+    In a list or tuple, a list of mappings has one for each sample, as the targets of torchvision's detectors.
+
     Args:
         batch: of any form.
         task: the class of the task, for the error.
@@ -184,6 +188,9 @@ def samples_in(batch: Any, task: str) -> int:
     first = batch[0] if type(batch) in (list, tuple) and batch else batch
     if isinstance(first, Tensor) and first.ndim:  # the usual batch, without a search
         return first.shape[0]
+    for entry in batch if isinstance(batch, list | tuple) else ():
+        if isinstance(entry, list | tuple) and entry and all(isinstance(one, Mapping) for one in entry):
+            return len(entry)
     leaves = list(leaves_of(batch))
     if all(leaf is None for leaf in leaves):
         raise UserError(

@@ -125,6 +125,16 @@ def test_an_exported_graph_needs_no_code_and_any_number_of_samples(trained: Proj
     assert graph(images[:1]).shape == (1, 10)
 
 
+def test_predictions_of_a_detector_are_lists_of_numbers(tmp_path: Path) -> None:
+    found = [{"boxes": torch.ones(2, 4), "labels": torch.tensor([1, 2])}, {"boxes": torch.ones(0, 4)}]
+    write(tmp_path / "a.jsonl", iter([("", found)]))
+    rows = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    assert rows == [
+        {"index": 0, "output": {"boxes": [[1.0] * 4] * 2, "labels": [1, 2]}},
+        {"index": 1, "output": {"boxes": []}},
+    ]
+
+
 def test_an_output_with_the_name_of_the_position_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="multiple values for keyword argument 'index'"):
         write(tmp_path / "a.jsonl", iter([("", {"index": torch.ones(2)})]))

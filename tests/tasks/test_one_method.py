@@ -17,7 +17,7 @@ from hydraloop.engine.run import Settings
 from hydraloop.errors import UserError
 from hydraloop.files.metrics_log import FILENAME
 from hydraloop.hooks import LoggerHook, RuntimeInfoHook
-from hydraloop.tasks import MeanAbsoluteError, Task
+from hydraloop.tasks import MeanAbsoluteError, SumMetric, Task
 from tests.helpers import EngineWithNeededHooks, make_engine
 from tests.ranks import on_ranks
 
@@ -104,6 +104,49 @@ def test_a_scalar_that_is_missing_in_a_later_evaluation_is_left_out() -> None:
         task.reset_metrics()
         task.evaluate((torch.tensor([[value]]), torch.zeros(1, 1)))
         assert task.compute_metrics() == expected
+
+
+class Boxes(SumMetric):
+    """The mean number of boxes of an image, of lists with a dict for each image."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+
+    def update(self, preds: Any, target: Any) -> None:
+        self.sums += torch.tensor([sum(len(boxes["boxes"]) for boxes in target), len(preds)])
+
+    def value(self, sums: Tensor) -> Tensor:
+        return sums[0] / sums[1]
+
+
+class Detection(Task):
+    """Is called as detectors of torchvision are: they return losses in training only."""
+
+    def forward(self, batch: Any) -> dict[str, Any]:
+        images, targets = batch
+        self.log("brightest", torch.stack([*images]).amax((1, 2, 3)).mean())
+        return {"outputs": [{} for _ in images], "targets": targets}
+
+
+def validate_detection(distributed: Distributed) -> dict[str, float]:
+    images = [torch.full((3, 4, 4), float(n)) for n in range(5)]
+    data: Any = [(image, {"boxes": torch.zeros(n, 4)}) for n, image in enumerate(images)]
+    part = {"rank": distributed.rank, "world_size": distributed.world_size}
+    val = build_loader(
+        data, shuffle=False, batch_size=2, collate_fn=lambda samples: tuple(zip(*samples, strict=True)), **part
+    )
+    task = Detection(nn.Identity(), metrics={"boxes": Boxes()})
+    engine = EngineWithNeededHooks(
+        task=task, loaders=Loaders(None, val), settings=Settings(device="cpu"), distributed=distributed
+    )
+    return engine.validate()
+
+
+def test_a_model_without_a_loss_in_evaluation_has_only_its_metrics() -> None:
+    """Also with lists of images and of boxes: each image counts once."""
+    expected = {"boxes": 2.0, "brightest": 2.0}
+    assert validate_detection(Distributed()) == expected
+    assert on_ranks(2, validate_detection) == [expected] * 2
 
 
 def test_a_metric_has_precedence_over_a_scalar_of_its_name() -> None:

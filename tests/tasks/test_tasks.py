@@ -77,6 +77,8 @@ def test_metrics_come_in_order_and_the_loss_is_weighted_by_samples() -> None:
         {"temperature": torch.tensor(0.5), "image": torch.zeros(3)},
         UserDict({"image": torch.zeros(3, 2)}),
         pack_sequence([torch.ones(4, 2), torch.ones(2, 2), torch.ones(1, 2)]),
+        ([torch.zeros(3, 2), torch.zeros(3, 4)], torch.zeros(3)),
+        ((torch.zeros(1, 1, 1),) * 3, ({"boxes": torch.zeros(2, 1)},) * 3),
     ],
     ids=str,
 )
