@@ -21,6 +21,7 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from functools import cache, cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -81,9 +82,9 @@ class Option:
     @property
     def cls(self) -> str:
         """Name of the hook's class."""
-        return self.defaults["_target_"].rpartition(".")[2]
+        return str(self.defaults["_target_"]).rpartition(".")[2]
 
-    @property
+    @cached_property
     def facts(self) -> dict[str, Any]:
         """What the source of the class declares."""
         return _declared(self.cls)
@@ -95,7 +96,7 @@ class Option:
         names = [name for name, value in Priority.__members__.items() if value == number]
         return f"{names[0]} {number}" if names else str(number)
 
-    @property
+    @cached_property
     def described_by(self) -> str:
         """The option that describes the hook: `profiler` for `npu_profiler`, otherwise this one."""
         alike = [name for name, schema in stored("hooks") if schema._target_ == self.defaults["_target_"]]
@@ -111,7 +112,7 @@ class Option:
         text = "\n\n".join([first, *(part for part in others if part.startswith("Priority"))])
         return re.sub(r"\s+Options:\s+`\w+`\.", "", text)  # the table has them
 
-    @property
+    @cached_property
     def defaults(self) -> dict[str, Any]:
         """The dataclass as `{field: default}`."""
         plain = OmegaConf.to_container(OmegaConf.structured(self.schema))
@@ -119,6 +120,7 @@ class Option:
         return {str(name): value for name, value in plain.items()}
 
 
+@cache
 def options() -> list[Option]:
     """Return the default hooks in the order of their calls, then the other hooks by name."""
     found = [Option(name, group, schema) for group in ("default_hooks", "hooks") for name, schema in stored(group)]
@@ -142,6 +144,7 @@ def _exported() -> list[str]:
     return [node.names[0].name for node in imports if str(node.module).startswith("hydraloop.hooks.")]
 
 
+@cache
 def _declared(name: str) -> dict[str, Any]:
     """Return the facts about a class of `hydraloop.hooks`, inherited ones included, from the syntax trees."""
     modules, classes = zip(*_with_bases("hydraloop.hooks", name), strict=True)
@@ -217,11 +220,16 @@ def _like(option: Option, rows: list[str]) -> tuple[str, list[str]]:
     names = [other.name for other in found]
     candidates = names[: names.index(option.name)] if option.described_by == option.name else [option.described_by]
     for other in found:
-        described = _table(other.schema)
+        described = _rows_of(other)
         same = [row for row in rows[len(_HEAD) :] if row in described]
         if same and other.name in candidates and other.described_by == other.name:
             return other.name, same
     return "", []
+
+
+@cache
+def _rows_of(option: Option) -> list[str]:
+    return _table(option.schema)
 
 
 def hook_docstrings() -> str:
