@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import time
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -150,6 +151,7 @@ class ResultFile:
         if before is None:
             before = self._path.read_text(encoding="utf-8") if self._path.is_file() else ""
         self._before = before.encode() or None
+        self._began = time.monotonic()
 
     def has(self, error: BaseException) -> bool:
         """Return whether this attempt has written the error."""
@@ -169,8 +171,10 @@ class ResultFile:
         """
         if not self.has(error):
             status, text = _outcome(error)
+            # Without the time, an attempt that fails as the one before it would write the same file.
+            written = self._written() or Result(status, seconds=time.monotonic() - self._began)
             try:
-                replace(self._written() or Result(status), status=status, error=text).write(self._path.parent)
+                replace(written, status=status, error=text).write(self._path.parent)
             except OSError as late:
                 log.error("%s cannot be written: %s", FILENAME, describe(late))
 

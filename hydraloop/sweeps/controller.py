@@ -7,10 +7,11 @@ import shlex
 import shutil
 import signal
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
@@ -20,9 +21,10 @@ from hydraloop.files.result import describe
 from hydraloop.files.secrets import mask_overrides, mask_text
 from hydraloop.launch.exit import REQUEUE
 from hydraloop.sweeps import job_states
-from hydraloop.sweeps.executors.executor import Cause, Ended, Executor, Request
+from hydraloop.sweeps.executors.executor import Ended, Executor, Request
 from hydraloop.sweeps.executors.gpus import Shares
 from hydraloop.sweeps.job_directories import JobDirectories
+from hydraloop.sweeps.job_failures import FailedBuilds, Retries, was_built
 from hydraloop.sweeps.job_source import Job, Source
 from hydraloop.sweeps.job_states import REQUEST, JobState
 from hydraloop.sweeps.signals import Signals
@@ -87,6 +89,7 @@ class Controller:
     """Running jobs that were sent a signal because the source does not need them, and why."""
     _saving: dict[int, JobState] = field(default_factory=dict)
     """Jobs of an earlier controller, whose processes save and end."""
+    _failed_builds: FailedBuilds = field(default_factory=FailedBuilds)
     _has_failed: bool = False
     _checked_at: float = 0.0
 
@@ -125,13 +128,15 @@ class Controller:
                 self._start_jobs()
                 self._prune_jobs()
                 if not self._waits_for_jobs:
-                    return
+                    break
                 for ended in self.executor.poll(_POLL):
                     if self.signals.received is not None:
                         self.signals.exit_codes.add(ended.code)
                     self._process_ended(ended)
                 self._forward_signal()
                 self.watcher.update()
+            if self._no_job_can_be_built:
+                self._interrupt_failed_builds()
 
     @property
     def unfinished(self) -> list[int]:
@@ -166,7 +171,16 @@ class Controller:
 
     @property
     def _starts_no_job(self) -> bool:
-        return self._is_stopping or (self._has_failed and self.stop_on_failure)
+        return self._is_stopping or (self._has_failed and self.stop_on_failure) or self._no_job_can_be_built
+
+    @property
+    def _no_job_can_be_built(self) -> bool:
+        """Whether two jobs have failed alike while they were built, and no job was built. Then the others would fail.
+
+        While a running job may still be built, no other one starts.
+        """
+        known = chain(self.final_states.values(), self._running.values(), self._saving.values())
+        return self._failed_builds.are_alike and not any(was_built(self.directory.run_dir(state)) for state in known)
 
     def _forward_signal(self) -> None:
         """Send the signal that this process has received to all running jobs."""
@@ -318,10 +332,22 @@ class Controller:
     def _finish(self, state: JobState) -> None:
         """Make a state final: this controller does not start the job again."""
         self._has_failed = self._has_failed or state.state in ("failed", "interrupted")
+        self._failed_builds.add(state, self.directory.run_dir(state))
         self.final_states[state.number] = state
         self._jobs.pop(state.number, None)
         self.source.job_ended(state)
         self.watcher.ended(state)
+
+    def _interrupt_failed_builds(self) -> None:
+        """Let a resumed sweep start the jobs again that could not be built, and the pruned ones of their trials."""
+        for state in list(self.final_states.values()):
+            if state.state == "pruned" or state.number in self._failed_builds.states:
+                del self.final_states[state.number]
+                self._write(job_states.not_built(state))
+        self.problem = self.problem or UserError(
+            "the first jobs have failed with the same error while they were built, so no other job was started",
+            remedy=f"Correct it or leave out these jobs, and continue the sweep: {self._resume_option}",
+        )
 
     def _write_end(self, running: JobState, code: int | None, prune_reason: str | None = None) -> JobState:
         """Write the state of a job that has ended, and return it.
@@ -357,8 +383,12 @@ class Controller:
         self.problem = self.problem or UserError(
             f"the state of a job could not be written to {path}, where {free:.0f} MB are free: {why}",
             key="hydra.sweep.dir",
-            remedy=f"Repair that, and continue the sweep: sweep.resume={shlex.quote(str(path))}",
+            remedy=f"Repair that, and continue the sweep: {self._resume_option}",
         )
+
+    @property
+    def _resume_option(self) -> str:
+        return f"sweep.resume={shlex.quote(str(self.directory.path))}"
 
     # A search ends jobs early. ---------------------------------------------------------------------------------------
 
@@ -388,41 +418,3 @@ class Controller:
             self.problem = self.problem or error
         except OSError as error:
             self.problem = self.problem or UserError(f"the next job cannot be chosen: {error}")
-
-
-_MOST_LOSSES = 10
-"""Times that a job starts again without a retry because its machine was lost. After that, the job may be the cause."""
-
-
-@dataclass
-class Retries:
-    """Counts the retries of each job. A preempted job that has made progress, and a lost one, start again for free."""
-
-    most: int
-    """`sweep.max_retries`, of each job."""
-    _used: Counter[int] = field(default_factory=Counter)
-    _losses: Counter[int] = field(default_factory=Counter)
-    """How often the machine of each job was lost."""
-
-    def use(self, ended: Ended, state: JobState, iterations_before: int) -> bool:
-        """Return whether a job starts again, and count it.
-
-        Args:
-            state: after the attempt.
-            iterations_before: completed iterations before the attempt. A preempted attempt without progress counts as
-                a retry: otherwise it might repeat forever.
-        """
-        if state.state not in ("failed", "interrupted"):
-            return False
-        if state.has_diverged or ended.cause is Cause.CANCELLED:
-            return False
-        if ended.cause is Cause.LOST and state.state == "interrupted" and self._losses[state.number] < _MOST_LOSSES:
-            self._losses[state.number] += 1
-            return True
-        # A signal that was not the scheduler's came from a person or from a mistake.
-        by_signal = state.preempted_by in signal.Signals.__members__
-        is_preempted = state.preempted_by is not None and (ended.cause is Cause.SCHEDULER or not by_signal)
-        if is_preempted and state.iterations > iterations_before:
-            return True
-        self._used[state.number] += 1
-        return self._used[state.number] <= self.most

@@ -212,6 +212,13 @@ def pruned(state: JobState, reason: str) -> JobState:
     return replace(state, state="pruned", reason=reason) if can_be_pruned else state
 
 
+def not_built(state: JobState) -> JobState:
+    """Return the state of a job that a resumed sweep starts, because no job of the sweep could be built."""
+    if state.attempts == 0:
+        return replace(state, state="queued", reason=None)
+    return replace(state, state="interrupted", error=None, reason=state.error)
+
+
 def current(state: JobState, run_dir: Path) -> JobState:
     """Return the state of a job or run for readers: a job whose process was killed is not running."""
     if state.state != "running" or lock.holder(run_dir) is not None:

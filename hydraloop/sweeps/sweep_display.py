@@ -129,6 +129,8 @@ class JobLines:
     def __init__(self, directory: SweepDirectory) -> None:
         self._directory = directory
         self.progress = Progress.of(directory, directory.states())
+        self._errors = set[str | None]()
+        """Errors that were printed."""
 
     def started(self, state: JobState) -> None:
         """Print that a job was started."""
@@ -141,7 +143,9 @@ class JobLines:
         name = self._directory.name(state.number)
         if state.state == "failed":
             path = shown(self._directory.folder(state.number) / job_states.LOG)
-            log.error("%s: %s\n  %s", name, state.error, path)
+            is_new = state.error not in self._errors
+            self._errors.add(state.error)
+            log.error("%s: %s\n  %s", name, state.error if is_new else "the same error as before", path)
         elif state.state == "interrupted":
             reason = state.reason or state.error or ""
             log.info("%s %s", name, reason if reason.startswith("interrupted") else f"interrupted: {reason}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from contextlib import nullcontext
 from pathlib import Path
 from signal import SIGTERM
@@ -165,6 +166,16 @@ def test_a_launcher_writes_the_error_that_rank_0_did_not_know(tmp_path: Path) ->
     assert found["val_metrics"] == {"loss": 1.0}
     Result("finished").write(tmp_path)
     assert file.is_complete
+
+
+def test_an_attempt_that_fails_as_the_one_before_it_writes_another_file(tmp_path: Path) -> None:
+    """Otherwise a controller would not know that the second attempt has written its error."""
+    error = ValueError("no such model")
+    ResultFile(tmp_path).set_error(error)
+    file = ResultFile(tmp_path)
+    time.sleep(0.001)
+    file.set_error(error)
+    assert file.has(error)
 
 
 @pytest.mark.parametrize("earlier", [None, '{"status": "finished"}'])

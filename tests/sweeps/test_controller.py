@@ -116,11 +116,16 @@ def make(directory: SweepDirectory) -> Make:
 
 
 def finish(played: Played, request: Request) -> int:
-    write(request, "finished")
+    write(request, "finished", progress={"iteration": 1})
     return 0
 
 
 def fail(played: Played, request: Request) -> int:
+    write(request, "failed", error="ValueError: x", progress={"iteration": 0})
+    return 1
+
+
+def fail_to_build(played: Played, request: Request) -> int:
     write(request, "failed", error="ValueError: x")
     return 1
 
@@ -286,6 +291,39 @@ def test_no_job_starts_after_a_failure_if_asked_for(make: Make) -> None:
     loop.run()
     assert played.started == [0]
     assert (loop.exit_code, loop.unfinished) == (1, [1, 2, 3, 4, 5])
+
+
+def test_a_sweep_whose_jobs_cannot_be_built_stops_and_continues_when_it_is_resumed(make: Make) -> None:
+    loop, played = make(fail_to_build, workers=1)
+    loop.run()
+    assert played.started == [0, 1]
+    assert (loop.exit_code, loop.unfinished, loop.failed) == (1, [0, 1, 2, 3, 4, 5], [])
+    assert "sweep.resume=" in str(loop.problem)
+    state = loop.directory.state(1)
+    assert (state.state, state.reason, state.error) == ("interrupted", "ValueError: x", None)
+    loop, played = make(finish)
+    loop.run()
+    assert (played.started, loop.exit_code) == ([0, 1, 2, 3, 4, 5], 0)
+
+
+@pytest.mark.parametrize("case", ["other errors", "while training", "a job was built", "a job trains"])
+def test_jobs_that_fail_do_not_stop_a_sweep_if_others_may_succeed(make: Make, case: str) -> None:
+    def play(played: Played, request: Request) -> int | None:
+        if case == "other errors":
+            write(request, "failed", error=f"ValueError: {request.number}")
+            return 1
+        if case == "while training":
+            return fail(played, request)
+        if request.number == 0:
+            if case == "a job was built":
+                return finish(played, request)
+            (Path(request.run_dir) / "metrics.jsonl").touch()
+            return finish(played, request) if len(played.requests) == 6 else None
+        return fail_to_build(played, request)
+
+    loop, played = make(play)
+    loop.run()
+    assert (played.started, loop.problem) == ([0, 1, 2, 3, 4, 5], None)
 
 
 def test_a_job_that_was_lost_with_its_controller_continues_in_its_turn(directory: SweepDirectory, make: Make) -> None:

@@ -92,8 +92,13 @@ def test_without_a_terminal_a_line_tells_each_start_and_end(
         watcher.started(directory.state(2))
         write(directory, {2: finished(0.75, seconds=58.0)})
         watcher.ended(directory.state(2))
+        for number in (3, 4):
+            write(directory, {number: {"state": "failed", "error": "x"}})
+            watcher.ended(directory.state(number))
         watcher.update()
-    start, end = caplog.messages
+    start, end, first, second = caplog.messages
+    assert first.startswith("job 3 (hooks=[] seed=3): x\n")
+    assert second.startswith("job 4 (hooks=[] seed=4): the same error as before\n")
     assert start == "job 2 (hooks=[] seed=2) started"
     assert end.startswith("job 2 (hooks=[] seed=2) finished: accuracy 0.75 (58 s; about 0:")
 

@@ -90,8 +90,12 @@ class Search:
         values = dict(line.split("=", 1) for line in request.lines)
         if self.kills():
             raise KilledError
-        loss = self.loss(values)
-        result = Result("finished", objective=Objective("loss", "less", loss, 1))
+        try:
+            loss = self.loss(values)
+        except ValueError as error:  # while it is built
+            self._write(request, Result("failed", error=str(error)))
+            return 1
+        result = Result("finished", objective=Objective("loss", "less", loss, 1), progress={"iteration": 1})
         if math.isnan(loss):
             result = replace(result, status="failed", error="the loss is NaN")
         elif float(values.get("engine.pause_after", math.inf)) < self.validations:

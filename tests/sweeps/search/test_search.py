@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from hydraloop.sweeps import job_states, search_sampler
 from hydraloop.sweeps.search import Rule
 from hydraloop.sweeps.search_history import History, Trial
 from hydraloop.sweeps.sweep_directory import Jobs, SweepDirectory
-from tests.sweeps.search.played import LR, KilledError, Search
+from tests.sweeps.search.played import LR, KilledError, Search, distance
 
 ASHA = {"promote": "asha", "trials": 30}
 
@@ -104,6 +105,21 @@ def test_a_failed_trial_is_not_repeated_by_the_sampler(tmp_path: Path) -> None:
     jobs = [trial.state for trial in search.history().trials]
     assert jobs[:10].count("failed") > 1
     assert jobs[20:].count("failed") < 14
+
+
+def test_a_search_whose_jobs_cannot_be_built_keeps_its_trials(tmp_path: Path) -> None:
+    """The other jobs of the failed trials had been pruned."""
+
+    def refuse(values: Mapping[str, str]) -> float:
+        raise ValueError("no such model")
+
+    search = Search(tmp_path, (LR, "seed=0,1"), {"trials": 3}, workers=1, loss=refuse)
+    loop = search.run()
+    assert [number for number, _ in search.started] == [0, 2]
+    assert loop.unfinished == [0, 1, 2, 3, 4, 5]
+    search.loss = distance
+    search.run()
+    assert ends(search) == {"finished": 6}
 
 
 def test_enqueued_trials_are_first_and_the_sampler_completes_them(tmp_path: Path) -> None:
