@@ -151,6 +151,11 @@ class Checkpoints:
         """Wait until the asynchronous save is done, on every rank. Return whether it was written; True without one."""
         return self._saver.wait()
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether a thread of this rank is writing a checkpoint."""
+        return self._saver.is_writing
+
     def close(self) -> None:
         """Free the buffers of saves. After an error of the run, first wait for the one in the background."""
         self._saver.close()

@@ -18,12 +18,14 @@ code when a file is opened and breaks when the model's source file moves.
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import cycle
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from hydraloop.engine.hook import Hook, Priority
@@ -35,8 +37,8 @@ from hydraloop.files.result import FILENAME as RESULT_FILE
 from hydraloop.files.result import Best
 from hydraloop.files.run_directory import CHECKPOINTS
 from hydraloop.hooks.checkpoint_copies import CheckpointFolder, check_keys, publish, published_files
-from hydraloop.hooks.monitoring import RULES, check_metric, check_validated, higher_is_better, is_better
-from hydraloop.schemas.option_checks import check_at_least, check_choice
+from hydraloop.hooks.monitoring import RULES, check_metric, check_validated, higher_is_better, is_better, is_validated
+from hydraloop.schemas.option_checks import check_at_least, check_choice, seconds_of
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
@@ -138,6 +140,7 @@ class CheckpointHook(Hook):
         *,
         interval: int | None = 1,
         by_epoch: bool = True,
+        min_time: str | float | None = None,
         max_keep_ckpts: int | None = None,
         save_best: str | bool | Sequence[str] | None = None,
         rule: str | Sequence[str | None] | None = None,
@@ -160,6 +163,8 @@ class CheckpointHook(Hook):
         check_at_least(0, save_begin=save_begin)
         self._every = Every(interval, save_begin)
         self.by_epoch = by_epoch
+        self._min_seconds = None if min_time is None else seconds_of(min_time, key="min_time")
+        self._last_save_at = -math.inf
         self.idle_points = ["after_train_iter" if by_epoch else "after_train_epoch"]
         self.max_keep_ckpts = max_keep_ckpts
         self.save_last = save_last
@@ -238,15 +243,25 @@ class CheckpointHook(Hook):
 
     def after_train_epoch(self, engine: Engine) -> None:
         """Request the epoch's checkpoint, at the interval. Its validation comes later."""
-        last = self.save_last and self.is_last_train_epoch(engine)
-        if last or self._every.fires_at(engine.progress.epoch):
-            self._request(engine, "regular", self._write_regular)
+        self._request_regular(engine, engine.progress.epoch, last=self.is_last_train_epoch(engine))
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Request the iteration's checkpoint, at the interval."""
-        last = self.save_last and self.is_last_train_iter(engine)
-        if last or self._every.fires_at(engine.progress.iteration):
+        self._request_regular(engine, engine.progress.iteration, last=self.is_last_train_iter(engine))
+
+    def _request_regular(self, engine: Engine, n: int, *, last: bool) -> None:
+        """Request a regular checkpoint after the n-th epoch or iteration, at the interval and after the last one."""
+        if self.save_last and last:
             self._request(engine, "regular", self._write_regular)
+        elif self._every.fires_at(n) and self._is_time(engine):
+            # The clocks of ranks differ: with `min_time`, it is written when all ranks have requested it.
+            self._request(engine, "regular", self._write_regular, agreed=self._min_seconds is None)
+
+    def _is_time(self, engine: Engine) -> bool:
+        """Return whether `min_time` is over since the last save began, and the last save is on the disk."""
+        if self._min_seconds is None:
+            return True
+        return perf_counter() >= self._last_save_at + self._min_seconds and not engine.checkpoints.is_writing
 
     def after_val_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
         """Request one checkpoint for all metrics with a new best value."""
@@ -282,8 +297,8 @@ class CheckpointHook(Hook):
         has_trained = progress.iteration > progress.began_at
         return has_trained and progress.last_validation == progress.iteration
 
-    def _request(self, engine: Engine, what: str, write: Callable[[Engine], object]) -> None:
-        engine.request_checkpoint(f"{self.name}: {what}", write, self, agreed=True)
+    def _request(self, engine: Engine, what: str, write: Callable[[Engine], object], *, agreed: bool = True) -> None:
+        engine.request_checkpoint(f"{self.name}: {what}", write, self, agreed=agreed)
 
     # How it is written. The engine calls these on every rank, between two accumulation windows. --------------------
 
@@ -310,6 +325,7 @@ class CheckpointHook(Hook):
             files: all files, once it is written.
             last: whether later starts resume from it.
         """
+        self._last_save_at = perf_counter()
         self._point_to_resumed(engine)  # before this checkpoint, which is newer
         files_before = self._files
         # The checkpoint contains this list: if the run is killed before the deletion, a resumed run deletes the files.
@@ -394,19 +410,25 @@ class CheckpointHook(Hook):
     def _directions(self, engine: Engine) -> dict[str, bool]:
         """Return {metric: whether its high values are good}, in the order of `save_best`."""
         metrics = self._save_best
-        if metrics == ["auto"]:
-            metrics = list(engine.evaluator.metric_names[:1])
+        is_auto = metrics == ["auto"]
+        if is_auto:  # never an error: `hydraloop/project` selects it for every project
+            metrics = list(engine.evaluator.metric_names[:1]) if is_validated(engine) else []
         higher: dict[str, bool] = {}
         for metric, rule in zip(metrics, cycle(self._rules), strict=False):
             check_metric(metric, engine, key=f"{self.key}.save_best")
-            higher[metric] = higher_is_better(
-                metric,
-                engine,
-                rule=rule,
-                greater_keys=self._greater_keys,
-                less_keys=self._less_keys,
-                key=self.key,
-            )
+            try:
+                higher[metric] = higher_is_better(
+                    metric,
+                    engine,
+                    rule=rule,
+                    greater_keys=self._greater_keys,
+                    less_keys=self._less_keys,
+                    key=self.key,
+                )
+            except UserError as unknown:
+                if not is_auto:
+                    raise
+                log.info("no best checkpoint is kept: %s", unknown)
         return higher
 
     def _report_best(self, engine: Engine) -> None:

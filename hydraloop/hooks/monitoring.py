@@ -24,13 +24,18 @@ def check_metric(name: str, engine: Engine, *, key: str) -> None:
     raise UserError(f"there is no metric {name!r}", key=key, remedy=remedy)
 
 
+def is_validated(engine: Engine) -> bool:
+    """Return whether the run has validations."""
+    return engine.loaders.val is not None and engine.settings.val_interval is not None
+
+
 def check_validated(engine: Engine, *, key: str, instead: str | None = None) -> None:
     """Reject an option that needs a validation in a run without one.
 
     Args:
         instead: what to do in a run without one; None: set `key` to null.
     """
-    if engine.loaders.val is None or engine.settings.val_interval is None:
+    if not is_validated(engine):
         raise UserError(
             "this needs a validation, and the run has none",
             key=key,

@@ -67,8 +67,8 @@ def names_or_callables(key: str, given: Any, names: tuple[str, ...], what: str) 
     return several
 
 
-def seconds_of(given: Any) -> float:
-    """Return a time (`engine.max_time`) in seconds: `0:30:00`, `30min` or a number.
+def seconds_of(given: Any, key: str = "engine.max_time") -> float:
+    """Return a time, the option `key`, in seconds: `0:30:00`, `30min` or a number.
 
     None is infinity.
 
@@ -88,5 +88,5 @@ def seconds_of(given: Any) -> float:
         found = given if isinstance(given, int | float) and not isinstance(given, bool) else 0
     if not found > 0:
         remedy = "Use hours, minutes and seconds (0:30:00), a number with s, min, h or d (30min), or seconds (1800)."
-        raise UserError(f"{given!r} is not a time above 0", key="engine.max_time", remedy=remedy)
+        raise UserError(f"{given!r} is not a time above 0", key=key, remedy=remedy)
     return found

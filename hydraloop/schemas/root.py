@@ -91,7 +91,7 @@ _CHOICES: List[Dict[str, Any]] = [
     {"/optimizer": "adamw"},
     {"/scheduler": "cosine"},
     {"/precision": "fp32"},
-    {"/default_hooks": DEFAULT_HOOKS},
+    {"/default_hooks": ["last_and_best" if name == "checkpoint" else name for name in DEFAULT_HOOKS]},
     {"/hooks": []},
 ]
 """What `hydraloop/project` selects in each group. A project names its data and its model."""

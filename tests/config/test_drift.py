@@ -15,6 +15,7 @@ from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import hydraloop.schemas
+from hydraloop import schemas
 from hydraloop.schemas.data import DigitsDataConf
 from hydraloop.schemas.docs import field_docs
 from hydraloop.schemas.optimizer import AdamWConf
@@ -155,5 +156,4 @@ def test_typed_options_reject_typos_and_wrong_types() -> None:
 
 
 def test_the_default_hooks_are_the_stored_ones() -> None:
-    in_store = {name.removesuffix(".yaml") for name in ConfigStore.instance().repo["default_hooks"]}
-    assert set(DEFAULT_HOOKS) == in_store
+    assert set(DEFAULT_HOOKS) == {name for name, _ in schemas.stored("default_hooks")}

@@ -27,7 +27,7 @@ defaults:
   - optimizer: adamw
   - scheduler: cosine
   - precision: fp32
-  - default_hooks: [{", ".join(DEFAULT_HOOKS)}]
+  - default_hooks: [{", ".join(DEFAULT_HOOKS).replace("checkpoint", "last_and_best")}]
   - hooks: []
   - _self_
   - experiment: null
@@ -77,6 +77,8 @@ def test_a_file_names_what_differs(tmp_path: Path) -> None:
     assert cfg["task"]["model"]["_target_"] == "hydraloop.models.MLP"
     assert [*cfg["task"]["metrics"]] == ["mae"]
     assert [*cfg["default_hooks"]] == DEFAULT_HOOKS
+    checkpoint = cfg["default_hooks"]["checkpoint"]
+    assert (checkpoint["max_keep_ckpts"], checkpoint["save_best"], checkpoint["min_time"]) == (1, "auto", "10s")
     assert (cfg["seed"], cfg["hooks"]) == (3, {})
 
 

@@ -14,6 +14,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.errors import UserError
 from hydraloop.files.checkpoint_files import newest_intact
+from hydraloop.hooks import checkpoint
 from hydraloop.hooks.checkpoint import CheckpointHook
 from hydraloop.hooks.ema import EMAHook
 from tests.helpers import failing
@@ -45,6 +46,8 @@ def run(run_dir: Path, hook: CheckpointHook, **settings: Any) -> Any:
         ({"interval": 2, "save_begin": 5}, 10, {"epoch_5", "epoch_7", "epoch_9", "epoch_10"}),
         ({"interval": None}, 3, {"epoch_3"}),
         ({"interval": None, "save_last": False}, 3, set()),
+        ({"min_time": "1h"}, 4, {"epoch_1", "epoch_4"}),  # the first one, and the end of training
+        ({"min_time": "1h", "save_last": False}, 4, {"epoch_1"}),
         ({"by_epoch": False, "interval": 5}, 3, {"iter_5", "iter_10", "iter_12"}),
         ({"by_epoch": False, "interval": 5, "save_begin": 3, "save_last": False}, 3, {"iter_3", "iter_8"}),
     ],
@@ -54,6 +57,18 @@ def test_files_are_written_when_they_are_due(
 ) -> None:
     run(tmp_path, CheckpointHook(**options), max_epochs=epochs)
     assert files(tmp_path) == expected
+
+
+def test_regular_checkpoints_that_come_before_min_time_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hook = CheckpointHook(min_time="10s", save_best="acc", asynchronous=False)
+    metrics = {"acc": Scripted([0.1, 0.1, 0.1, 0.1, 0.2, 0.1, 0.1, 0.1, 0.1])}
+    engine = engine_of(tmp_path, {"checkpoint": hook}, metrics=metrics, max_epochs=9)
+    monkeypatch.setattr(checkpoint, "perf_counter", lambda: 4.0 * engine.progress.epoch)  # epochs of 4 s
+    engine.train()
+    # 12 s after epoch 1: epoch 4. A resumed run would continue from the best, epoch 5: 12 s after it, epoch 8.
+    assert files(tmp_path) == {"epoch_1", "epoch_4", "best_acc_epoch_5", "epoch_8", "epoch_9"}
 
 
 def test_one_due_inside_a_window_is_written_at_its_end_with_that_number(tmp_path: Path) -> None:
@@ -281,6 +296,19 @@ def test_what_is_better(tmp_path: Path, name: str, declared: bool | None, option
     metric = Scripted([1.0, 2.0, 1.5, 1.5], declared)
     best_run(tmp_path, {name: metric}, save_best=name, **options)
     assert files(tmp_path) == {f"best_{name}_epoch_{epoch}"}
+
+
+@pytest.mark.parametrize(("options", "names"), [({"val": False}, []), ({"max_epochs": 1}, ["speed"])])
+def test_auto_without_validations_or_a_known_rule_keeps_no_best(
+    tmp_path: Path, options: dict[str, Any], names: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """`hydraloop/project` selects it: each project must run."""
+    hook = CheckpointHook(save_best="auto", max_keep_ckpts=1)
+    with caplog.at_level(logging.INFO):
+        run(tmp_path, hook, metrics={"speed": Scripted([1.0])}, **options)
+    assert {stem.partition("_")[0] for stem in files(tmp_path)} == {"epoch"}
+    found = [line for line in caplog.messages if line.startswith("no best checkpoint is kept: hooks.checkpoint.rule: ")]
+    assert ["'speed'" in line for line in found] == [True for _ in names]
 
 
 @pytest.mark.parametrize(("rule", "epoch"), [("greater", 4), ("less", 3)])

@@ -131,6 +131,11 @@ class Saver:
             raise PeerError(f"rank 0 could not write a checkpoint: {problem_of_main}")
         return bool(written)
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether the thread of this rank is writing."""
+        return self._writing is not None and not self._writing.done()
+
     def close(self) -> None:
         """Free the buffers. After an error of the run, first wait for the thread, but not for the other ranks."""
         if self._at_end is not None:

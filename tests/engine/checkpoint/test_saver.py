@@ -182,6 +182,12 @@ def test_an_error_of_the_thread_ends_the_run_at_the_next_iteration(tmp_path: Pat
     assert hook.state_dict()["last_saved"] == 0
 
 
+def test_with_min_time_a_regular_save_does_not_wait_for_the_last_one(tmp_path: Path) -> None:
+    hook = SlowWriter(min_time=1e-9)
+    engine_of(tmp_path, {"freed": Freed(hook, at=9), "checkpoint": hook}, max_epochs=3).train()
+    assert {path.stem for path in (tmp_path / "checkpoints").glob("*.pth")} == {"epoch_1", "epoch_3"}
+
+
 def test_a_run_that_fails_finishes_its_save_first(tmp_path: Path) -> None:
     hook = SlowWriter(save_best="loss")
     hooks = {"stopper": Stopper(fail_at=7), "freed": Freed(hook, at=3), "checkpoint": hook}
