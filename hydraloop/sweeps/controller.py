@@ -1,4 +1,4 @@
-"""Controller: decides which job of a sweep starts, ends early or is retried. It alone writes the states of jobs."""
+"""Controller: starts the jobs of a sweep, retries them, ends some early, and alone writes the state of each job."""
 
 from __future__ import annotations
 
@@ -49,15 +49,27 @@ log = logging.getLogger(__name__)
 _POLL = 0.2
 """Seconds for which the executor waits for the end of a job."""
 _CHECK_INTERVAL = 1.0
-"""Seconds between two checks of the jobs whose processes still end."""
+"""Seconds between two checks of the locks of jobs whose end no executor reports. A check opens a file for each job."""
+
+
+@dataclass
+class _RunningJob:
+    """A job that the executor of this controller has."""
+
+    state: JobState
+    """As it was written at the start of the attempt."""
+    prune_reason: str | None = None
+    """Why the job was sent SIGTERM before its end; None if it was not."""
+    launcher_end: Ended | None = None
+    """How the launcher of the job has ended, while a rank still has the lock of the run directory."""
 
 
 @dataclass
 class Controller:
     """Runs the jobs of a sweep. Only the process that has the lock of the directory makes one.
 
-    A job comes from the source, or from `_retry_queue`. While it runs, it is in `_running`. When it has ended, it is
-    retried, or its state becomes final. Jobs of an earlier controller are in `_saving` until their processes end.
+    `run` is the loop. The source or the retry queue names a job, the executor runs it, and this class writes how the
+    job has ended. Then the job is queued for a retry, or its state is final.
     """
 
     directory: SweepDirectory
@@ -67,28 +79,25 @@ class Controller:
     watcher: Watcher
     job_directories: JobDirectories
     max_retries: int = 0
+    """`sweep.max_retries`, of each job."""
     stop_on_failure: bool = False
+    """Whether no job starts after one has failed."""
     retry_failed: bool = False
-    """Whether jobs that an earlier controller has seen fail run again."""
+    """Whether jobs run that were started by an earlier controller and have failed."""
     slurm_restarts_it: bool = False
-    """Whether Slurm starts this controller again: after a signal, it exits at once, and its jobs continue."""
+    """Whether Slurm restarts this controller: after a signal, it exits at once, and its jobs continue."""
 
     final_states: dict[int, JobState] = field(default_factory=dict)
-    """The states of jobs that this controller does not start again."""
+    """The states of jobs that this controller does not start any more."""
     signals: Signals = field(default_factory=Signals)
     problem: UserError | None = None
     """Why no further job can be started or recorded."""
     _jobs: dict[int, Job] = field(default_factory=dict)
-    """The jobs that the source has given, until their states are final."""
+    """The jobs that the source has named, until their states are final."""
     _retry_queue: deque[Job] = field(default_factory=deque)
-    _running: dict[int, JobState] = field(default_factory=dict)
-    """The states of running jobs, as they were written at the start."""
-    _launcher_ended: dict[int, Ended] = field(default_factory=dict)
-    """Running jobs whose launcher has ended, while a rank still has the lock of the run directory."""
-    _prune_reasons: dict[int, str] = field(default_factory=dict)
-    """Running jobs that were sent a signal because the source does not need them, and why."""
-    _saving: dict[int, JobState] = field(default_factory=dict)
-    """Jobs of an earlier controller, whose processes save and end."""
+    _running: dict[int, _RunningJob] = field(default_factory=dict)
+    _orphans: dict[int, JobState] = field(default_factory=dict)
+    """Jobs whose controller was killed, while their processes save and end."""
     _failed_builds: FailedBuilds = field(default_factory=FailedBuilds)
     _has_failed: bool = False
     _checked_at: float = 0.0
@@ -97,36 +106,42 @@ class Controller:
         self._retries = Retries(self.max_retries)
         adopted = self.executor.adopt()
         for state in self.directory.states():
+            # The scheduler has the job of an earlier controller, in its queue or on a machine.
             if state.number in adopted and not state.is_over:
-                self._running[state.number] = replace(state, state="running", error=None, reason=None)
-                self._write(self._running[state.number])
-            elif state.state == "running" and (process := self._process_of(state)) is not None:
-                self._saving[state.number] = state
+                running = replace(state, state="running", error=None, reason=None)
+                self._running[state.number] = _RunningJob(running)
+                self._write(running)
+            elif state.state != "running":
+                self._add_earlier(state)
+            # The controller of the job was killed. A second process in the same directory would be refused.
+            elif (process := self._process_of(state)) is not None:
+                self._orphans[state.number] = state
                 log.warning("job %d still saves, in process %d on %s", state.number, process.pid, process.host)
-            elif state.state == "running":  # its process was killed with its controller
-                self._register(self._write_end(state, code=None))
+            # The process of the job was killed with its controller, and nobody has written how the job has ended.
             else:
-                self._register(state)
+                self._add_earlier(self._write_end(state, code=None))
 
-    def _runs_again(self, state: JobState) -> bool:
-        """Return whether a job that an earlier controller has started runs again."""
-        return not state.is_over or (self.retry_failed and state.state == "failed")
-
-    def _register(self, state: JobState) -> None:
-        """Tell the source about a job that an earlier controller has run, unless it runs again."""
-        if not self._runs_again(state):
+    def _add_earlier(self, state: JobState) -> None:
+        """Tell the source that a job of an earlier controller is over or paused. Otherwise, the source names it."""
+        if not self._continues(state):
             self.final_states[state.number] = state
             self.source.job_ended(state)
         elif state.state == "paused":
             self.source.job_ended(state)
 
+    def _continues(self, state: JobState) -> bool:
+        """Return whether this controller starts another attempt of a job that an earlier controller has started."""
+        return not state.is_over or (self.retry_failed and state.state == "failed")
+
+    # The loop. -------------------------------------------------------------------------------------------------------
+
     def run(self) -> None:
         """Run all jobs that are not over."""
         with self.signals.caught():
             while not (self.slurm_restarts_it and self.signals.received):
-                self._check_jobs()
+                self._check_locks()
                 self._start_jobs()
-                self._prune_jobs()
+                self._end_jobs_early()
                 if not self._waits_for_jobs:
                     break
                 for ended in self.executor.poll(_POLL):
@@ -139,34 +154,13 @@ class Controller:
                 self._interrupt_failed_builds()
 
     @property
-    def unfinished(self) -> list[int]:
-        """The numbers of jobs that are not over."""
-        over = {number for number, state in self.final_states.items() if state.is_over}
-        return [number for number in self.source.numbers if number not in over]
-
-    @property
-    def failed(self) -> list[JobState]:
-        """The jobs that have failed or were killed, by number."""
-        kinds = ("failed", "interrupted") if self.signals.received is None else ("failed",)
-        return [state for _, state in sorted(self.final_states.items()) if state.state in kinds]
-
-    @property
-    def exit_code(self) -> int:
-        """The exit code of the command."""
-        if self.signals.received is not None:
-            return REQUEUE if self.slurm_restarts_it else self.signals.exit_code
-        return 1 if self.failed or self.problem is not None else 0
-
-    # The loop. -------------------------------------------------------------------------------------------------------
-
-    @property
     def _waits_for_jobs(self) -> bool:
-        """Whether the loop continues."""
-        return bool(self._running) or (bool(self._saving) and not self._is_stopping)
+        """Whether the loop continues. The processes of orphans end without this controller."""
+        return bool(self._running) or (bool(self._orphans) and not self._is_stopping)
 
     @property
     def _is_stopping(self) -> bool:
-        """Whether no job is started or pruned any more."""
+        """Whether no job is started, retried or pruned any more."""
         return self.signals.received is not None or self.problem is not None
 
     @property
@@ -177,10 +171,13 @@ class Controller:
     def _no_job_can_be_built(self) -> bool:
         """Whether two jobs have failed alike while they were built, and no job was built. Then the others would fail.
 
-        While a running job may still be built, no other one starts.
+        A running job may still be built. No other job starts before that or before its end.
         """
-        known = chain(self.final_states.values(), self._running.values(), self._saving.values())
-        return self._failed_builds.are_alike and not any(was_built(self.directory.run_dir(state)) for state in known)
+        if not self._failed_builds.are_alike:
+            return False
+        running = (job.state for job in self._running.values())
+        known = chain(self.final_states.values(), running, self._orphans.values())
+        return not any(was_built(self.directory.run_dir(state)) for state in known)
 
     def _forward_signal(self) -> None:
         """Send the signal that this process has received to all running jobs."""
@@ -189,23 +186,20 @@ class Controller:
         for number in self._running:
             self.executor.cancel(number, sign)
 
-    def _check_jobs(self) -> None:
-        """Once a second, check the jobs whose end no executor reports.
-
-        A rule that ends a running job, for example one that writes no records, belongs here: `self.executor.cancel`.
-        """
+    def _check_locks(self) -> None:
+        """Once a second, look for the end of processes that no executor reports: they have released their lock."""
         if time.monotonic() < self._checked_at + _CHECK_INTERVAL:
             return
-        for ended in list(self._launcher_ended.values()):
-            self._process_ended(ended)
-        for state in list(self._saving.values()):
+        for job in list(self._running.values()):
+            if job.launcher_end is not None:
+                self._process_ended(job.launcher_end)
+        for state in list(self._orphans.values()):
             if self._process_of(state) is None:
-                del self._saving[state.number]
-                self._earlier_job_ended(state)
+                self._orphan_ended(state)
         self._checked_at = time.monotonic()
 
     def _process_of(self, state: JobState) -> lock.Holder | None:
-        """Return the process that trains in the directory of a job."""
+        """Return the process that trains in the directory of a job; None if the directory is not locked."""
         return lock.holder(self.directory.run_dir(state))
 
     # Jobs start. -----------------------------------------------------------------------------------------------------
@@ -228,14 +222,14 @@ class Controller:
         with self._errors_of_source():
             while (job := self.source.next_job()) is not None:
                 self._jobs[job.number] = job
-                if job.number not in self._running and job.number not in self._saving:
+                if job.number not in self._running and job.number not in self._orphans:
                     return job
         return None
 
     def _start(self, job: Job) -> None:
         """Write that a job runs, then start its process.
 
-        If this process is killed between the two, the next controller finds no process, and starts the job again.
+        If this process is killed between the two, the next controller sees no process, and starts the job.
         """
         number = job.number
         before = self.directory.state(number)
@@ -245,13 +239,14 @@ class Controller:
         except OSError as error:
             self._set_unwritable(error)
             return
-        except UserError as error:  # a mistake in the job
+        except UserError as error:  # a mistake in the overrides of this job
             state = replace(before, state="failed", attempts=before.attempts + 1, error=mask_text(describe(error)))
             self._write(state)
         if state.state != "running":
             self._finish(state)
             return
-        self._running[number] = state
+
+        running = self._running[number] = _RunningJob(state)
         slots = self.shares.slots
         request = Request(
             number=number,
@@ -266,7 +261,7 @@ class Controller:
             self.executor.submit(request)
         except UserError as error:
             self.problem = error
-            self._attempt_ended(Ended(number, REQUEUE), state)
+            self._attempt_ended(running, Ended(number, REQUEUE))
             return
         self.watcher.started(state)
 
@@ -289,48 +284,71 @@ class Controller:
         self.directory.write(state, flush=state.params is not None)  # no other file has the values of a trial
         return state
 
+    # Jobs end early. -------------------------------------------------------------------------------------------------
+
+    def _end_jobs_early(self) -> None:
+        """End the jobs that the source does not need any more.
+
+        Other rules that end a running job belong here, such as one for a job that has written no record for an hour.
+        """
+        if self._is_stopping:
+            return
+        unwanted: dict[int, str] = {}
+        with self._errors_of_source():
+            unwanted.update(self.source.jobs_to_prune(job.state for job in self._running.values()))
+        for number, reason in unwanted.items():
+            running = self._running.get(number)
+            # A running job saves and ends, as after a preemption. Then its state is written, with the reason.
+            if running is not None:
+                if running.prune_reason is None:
+                    running.prune_reason = reason
+                    self.executor.cancel(number, signal.SIGTERM)
+            elif number not in self._orphans:
+                state = job_states.pruned(self.directory.state(number), reason)
+                self._write(state)
+                self._finish(state)
+
     # Jobs end. -------------------------------------------------------------------------------------------------------
 
     def _process_ended(self, ended: Ended) -> None:
-        """Handle the end of the process that was started for a job. Its ranks may still run."""
-        number = ended.number
-        running = self._running.get(number)
-        if running is None:  # an earlier controller has written its end
+        """Handle the end of a process that the executor has started, unless the job has a rank that still runs."""
+        running = self._running.get(ended.number)
+        if running is None:  # Slurm still had the job, but its end was written by an earlier controller
             return
-        if self._process_of(running) is not None:  # a rank has not ended
-            self._launcher_ended[number] = ended
+        if self._process_of(running.state) is not None:
+            running.launcher_end = ended
             return
-        self._attempt_ended(ended, running)
+        self._attempt_ended(running, ended)
 
-    def _attempt_ended(self, ended: Ended, running: JobState) -> None:
+    def _attempt_ended(self, running: _RunningJob, ended: Ended) -> None:
         """Write how an attempt has ended. Then retry the job, or make its state final."""
         number = ended.number
-        self._running.pop(number)
-        self._launcher_ended.pop(number, None)
+        del self._running[number]
         if self.shares.slots is not None:
             self.shares.slots.give(number)
-        state = self._write_end(running, ended.code, self._prune_reasons.pop(number, None))
-        if not self._starts_no_job and self._retries.use(ended, state, running.iterations):
-            self._start_again(state)
+        state = self._write_end(running.state, ended.code, running.prune_reason)
+        if not self._starts_no_job and self._retries.use(ended, state, running.state.iterations):
+            self._retry(state)
             self.watcher.ended(state)
         else:
             self._finish(state)
 
-    def _earlier_job_ended(self, running: JobState) -> None:
-        """Write the end of a job whose controller was killed. Start it again if it is not over."""
+    def _orphan_ended(self, running: JobState) -> None:
+        """Write the end of a job whose controller was killed, and start its next attempt if it continues."""
+        del self._orphans[running.number]
         state = self._write_end(running, code=None)
-        if state.state != "paused" and self._runs_again(state):
-            self._start_again(state)
+        if state.state != "paused" and self._continues(state):
+            self._retry(state)
         else:
             self._finish(state)
 
-    def _start_again(self, state: JobState) -> None:
-        """Queue a job that was interrupted or has failed. If the source has not given it yet, it comes from there."""
+    def _retry(self, state: JobState) -> None:
+        """Queue a job for another attempt. A job that the source has not named yet is not queued: the source will."""
         if state.number in self._jobs:
             self._retry_queue.append(self._jobs[state.number])
 
     def _finish(self, state: JobState) -> None:
-        """Make a state final: this controller does not start the job again."""
+        """Make a state final: this controller does not start the job any more."""
         self._has_failed = self._has_failed or state.state in ("failed", "interrupted")
         self._failed_builds.add(state, self.directory.run_dir(state))
         self.final_states[state.number] = state
@@ -339,7 +357,7 @@ class Controller:
         self.watcher.ended(state)
 
     def _interrupt_failed_builds(self) -> None:
-        """Let a resumed sweep start the jobs again that could not be built, and the pruned ones of their trials."""
+        """Let a resumed sweep run the jobs that could not be built, and the jobs that were pruned with them."""
         for state in list(self.final_states.values()):
             if state.state == "pruned" or state.number in self._failed_builds.states:
                 del self.final_states[state.number]
@@ -369,6 +387,29 @@ class Controller:
             Path(folder, REQUEST).unlink(missing_ok=True)
         return state
 
+    # The outcome of the sweep. ---------------------------------------------------------------------------------------
+
+    @property
+    def unfinished(self) -> list[int]:
+        """The numbers of jobs that are not over."""
+        over = {number for number, state in self.final_states.items() if state.is_over}
+        return [number for number in self.source.numbers if number not in over]
+
+    @property
+    def failed(self) -> list[JobState]:
+        """The jobs that have failed or were killed, by number."""
+        kinds = ("failed", "interrupted") if self.signals.received is None else ("failed",)
+        return [state for _, state in sorted(self.final_states.items()) if state.state in kinds]
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the command."""
+        if self.signals.received is not None:
+            return REQUEUE if self.slurm_restarts_it else self.signals.exit_code
+        return 1 if self.failed or self.problem is not None else 0
+
+    # Why no further job starts. The first problem is reported. -------------------------------------------------------
+
     def _write(self, state: JobState, *, flush: bool = True) -> None:
         try:
             self.directory.write(state, flush=flush)
@@ -389,25 +430,6 @@ class Controller:
     @property
     def _resume_option(self) -> str:
         return f"sweep.resume={shlex.quote(str(self.directory.path))}"
-
-    # A search ends jobs early. ---------------------------------------------------------------------------------------
-
-    def _prune_jobs(self) -> None:
-        """End the jobs that the source does not need any more."""
-        if self._is_stopping:
-            return
-        unwanted: dict[int, str] = {}
-        with self._errors_of_source():
-            unwanted.update(self.source.jobs_to_prune(self._running.values()))
-        for number, reason in unwanted.items():
-            if number in self._running:
-                if number not in self._prune_reasons:
-                    self._prune_reasons[number] = reason
-                    self.executor.cancel(number, signal.SIGTERM)  # it saves and ends, as after a preemption
-            elif number not in self._saving:
-                state = job_states.pruned(self.directory.state(number), reason)
-                self._write(state)
-                self._finish(state)
 
     @contextmanager
     def _errors_of_source(self) -> Iterator[None]:

@@ -1,6 +1,7 @@
 """SweepJob: what the process of a job does. It trains as a single run, in the directory that its controller names.
 
-It writes only that directory and its log. The controller reads `result.json` there, and decides about a retry.
+The process writes only into this directory and into its log. When it has ended, the controller reads `result.json`
+there, and decides about a retry.
 """
 
 from __future__ import annotations
@@ -51,17 +52,17 @@ _EVERY_JOB = (
     "torch.profiler",
     "torch.utils.serialization.config",
 )
-"""Modules that each job imports."""
+"""Modules that each job imports. The fork server imports them once for all jobs."""
 
 
 class SweepJob(Worker):
-    """Runs jobs of a sweep.
+    """Runs jobs of a sweep: the only job of a new Python process, or the jobs of a fork server, each in a fork.
 
     Args:
         sweep: the directory of the sweep.
-        draft: the draft of the sweep, with its first job; without a grid, the draft of the only job.
+        draft: the draft of the sweep, with the config of its first job. Without `grid`: the draft of the only job.
         starter: trains.
-        grid: composes the jobs.
+        grid: composes the configs of the jobs.
     """
 
     def __init__(self, sweep: Path, draft: Draft, starter: RunStarter, grid: GridComposer | None = None) -> None:
@@ -85,8 +86,8 @@ class SweepJob(Worker):
     def run(self, request: Request) -> int:
         """Run a job, write how it has ended into its run directory, and return the exit code.
 
-        The exit code is that of a single run. It is UNUSABLE if the controller cannot find the error in `result.json`,
-        because another process has the directory, or nothing can be written there.
+        The exit code is that of a single run, or UNUSABLE if the error is not in `result.json`: another process has
+        locked the directory, or nothing can be written there.
         """
         folder = Path(request.folder)
         result: ResultFile | None = None
@@ -95,10 +96,14 @@ class SweepJob(Worker):
                 folder.mkdir(parents=True, exist_ok=True)
                 print_to(folder / job_states.LOG)
                 locks.enter_context(_lock(Path(request.run_dir)))
-                if owner_has_ended():  # the next controller may have started the job again
+
+                # While this process waited for the lock, the next controller may have started the job.
+                if owner_has_ended():
                     return REQUEUE
+                # After the death of a slurmd, Slurm starts a job a second time although the first process still runs.
                 if slurm.was_started_again() and _has_ended(request):
                     return 0
+
                 result = ResultFile(Path(request.run_dir))
                 try:
                     self._train(request, locks)
@@ -110,6 +115,7 @@ class SweepJob(Worker):
             error = first_signal(raised)
             with suppress(OSError):  # a full disk
                 self._starter.reports.show(error)
+            # The controller reads the error in `result.json`. A signal needs no file: the exit code names it.
             is_in_result = result is not None and result.has(error)
             if is_in_result or isinstance(error, KeyboardInterrupt):
                 return exit_code(error)
@@ -120,7 +126,7 @@ class SweepJob(Worker):
         """Train in this process, or start ranks.
 
         Args:
-            locks: has the lock of the run directory. It is released before ranks start, because rank 0 acquires it.
+            locks: the lock of the run directory. It is released before ranks start, because rank 0 acquires it.
         """
         run_dir = Path(request.run_dir)
         continues = request.attempt > 1 or slurm.was_started_again()
@@ -187,22 +193,22 @@ def _lock(run_dir: Path) -> RunLock:
 
 
 def _has_ended(request: Request) -> bool:
-    """Return whether this attempt is over. After the death of a slurmd, Slurm starts a job again that still runs."""
+    """Return whether this attempt of a job is over, by its `result.json`."""
     running = job_states.read(Path(request.folder))
     ended = None if running is None else job_states.ended_from_result(running, Path(request.run_dir))
     return ended is not None and ended.is_over
 
 
 def _place(cfg: DictConfig, sweep: Path, run_dir: Path) -> None:
-    """Write the directories of the sweep and of the run into the node `hydra`. The node is that of `${hydra:…}`."""
+    """Write the directories of the sweep and of the run into the node `hydra`, for interpolations of `${hydra:…}`."""
     with read_write(cfg.hydra):
         cfg.hydra.sweep.dir = str(sweep)
-        if Path(sweep, cfg.hydra.sweep.subdir) != run_dir:  # `${now:}` is that of the controller
+        if Path(sweep, cfg.hydra.sweep.subdir) != run_dir:  # the controller has resolved `${now:}` at another time
             cfg.hydra.sweep.subdir = str(run_dir.relative_to(sweep))
 
 
 def first_signal(error: BaseException) -> BaseException:
-    """Return the signal because of which an error was raised, as OmegaConf does while it composes; else the error."""
+    """Return the signal that has led to an error, else the error. OmegaConf turns a signal into an error of its own."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, KeyboardInterrupt):
         cause = cause.__context__
@@ -210,8 +216,9 @@ def first_signal(error: BaseException) -> BaseException:
 
 
 def arguments_of_process(argv: Sequence[str]) -> list[str]:
-    """Return the arguments of this process, and those that a job of Slurm has in a file."""
-    return [*argv, *submit_to_slurm.submitted_overrides()] if environment.SUBMITTED in os.environ else [*argv]
+    """Return the arguments of this process. A job of Slurm has more of them in a file."""
+    submitted = submit_to_slurm.submitted_overrides() if environment.SUBMITTED in os.environ else []
+    return [*argv, *submitted]
 
 
 def run_job_and_exit(composer: Composer, starter: RunStarter) -> None:

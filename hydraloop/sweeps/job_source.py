@@ -1,7 +1,8 @@
-"""Source: gives the jobs of a sweep to its controller, one after the other.
+"""Source: decides which job of a sweep the controller starts next, and which jobs end early.
 
-`Grid` has all jobs from the beginning. In `SearchSource`, Optuna's sampler chooses the values of a new trial, and ASHA
-(Li et al., A System for Massively Parallel Hyperparameter Tuning, 2020, Algorithm 2) the paused trial that continues.
+`Grid` knows all jobs from the beginning. In `SearchSource`, Optuna's sampler chooses the values of a new trial. ASHA
+chooses the paused trial that continues (Li et al., A System for Massively Parallel Hyperparameter Tuning, 2020,
+Algorithm 2).
 """
 
 from __future__ import annotations
@@ -22,28 +23,28 @@ from hydraloop.sweeps.sweep_directory import SweepDirectory
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job that a source gives."""
+    """A job that is to be started."""
 
     number: int
     lines: tuple[str, ...]
-    """Its overrides, not masked."""
+    """The overrides of the job, not masked."""
 
 
 class Source(Protocol):
-    """Gives each job that is not over once, and a paused job when it is promoted."""
+    """Returns each job that is not over once, and a paused job each time that it is promoted."""
 
     @property
     def numbers(self) -> Sequence[int]:
         """The jobs that are to be over at the end."""
 
     def next_job(self) -> Job | None:
-        """Return another job; None if there is no other, or if a running job must end first."""
+        """Return the next job; None if all were returned, or if a running job must end first."""
 
     def job_ended(self, state: JobState) -> None:
-        """Called when a job is over, paused or not retried. Called at the start for each such job of the directory."""
+        """Called when a job has ended and is not retried. At the start, called for the jobs of earlier controllers."""
 
     def jobs_to_prune(self, running: Iterable[JobState]) -> Mapping[int, str]:
-        """Return the jobs that are to end early, with the reasons. Called several times a second.
+        """Return the numbers of the jobs that are to end early, and the reasons. Called several times a second.
 
         Args:
             running: the jobs that the controller runs.
@@ -51,7 +52,7 @@ class Source(Protocol):
 
 
 class Grid(Source):
-    """Gives the jobs of a grid in the order of their numbers.
+    """Returns the jobs of a grid in the order of their numbers.
 
     Args:
         jobs: the overrides of the jobs that the command line names, not masked, by number.
@@ -68,12 +69,13 @@ class Grid(Source):
 
     def next_job(self) -> Job | None:
         """Return the next job that is not over."""
-        for number in self._jobs:
-            return Job(number, self._jobs.pop(number))
-        return None
+        if not self._jobs:
+            return None
+        number = next(iter(self._jobs))
+        return Job(number, self._jobs.pop(number))
 
     def job_ended(self, state: JobState) -> None:
-        """Do not give a job that is over, or that was interrupted and is not retried."""
+        """Remove a job that is over, or that was interrupted and is not retried."""
         if state.is_over or state.state == "interrupted":
             self._jobs.pop(state.number, None)
 
@@ -83,17 +85,18 @@ class Grid(Source):
 
 
 _FIXED = "fixed_params"
-"""In the notes of a trial that was enqueued; Optuna's name."""
+"""Key in the notes of an enqueued trial. The name is Optuna's."""
 
 
 class SearchSource(Source):
-    """Gives the jobs of a search.
+    """Returns the jobs of a search: those of trials that have begun, then promoted ones, then those of new trials.
 
-    Every decision follows from the history, which is read from files. So a killed search continues as it would have.
+    Every decision follows from the history, which is read from files. So a killed search decides as if it had not been
+    killed.
 
     Args:
-        directory: of the sweep.
-        search: not masked.
+        directory: the directory of the sweep.
+        search: the search, not masked.
         enqueue: `sweep.enqueue`, the trials that are run first.
 
     Raises:
@@ -104,14 +107,14 @@ class SearchSource(Source):
         self._directory = directory
         self._search = search
         self._enqueued = search_sampler.check(search, enqueue)
-        self._given = set[int]()
-        """Jobs that this controller runs."""
+        self._started = set[int]()
+        """Jobs that the controller runs or retries. Their files may say that they are over."""
         self._not_retried = set[int]()
-        """Jobs that were interrupted, and that this controller does not start again."""
+        """Interrupted jobs that this controller does not restart."""
         self._validations: dict[tuple[int, int], Validations] = {}
-        """Of running jobs, by their number and attempt."""
+        """The validations of running jobs, by the number of the job and of the attempt."""
         self._prune_reasons: dict[int, str] = {}
-        """Jobs that are to end early, and why."""
+        """Why jobs are to end early, by their numbers."""
         self._reader = HistoryReader(directory, search)
         self._history = self._reader.read()
         self._is_history_old = True
@@ -126,16 +129,16 @@ class SearchSource(Source):
         """Let the next decision include a job that has ended."""
         self._is_history_old = True
         self._prune_reasons.pop(state.number, None)
-        self._given.discard(state.number)
+        self._started.discard(state.number)
         if state.state == "interrupted":
             self._not_retried.add(state.number)
 
     def next_job(self) -> Job | None:
-        """Return a job of a trial that has begun, a promoted one, or one of a new trial. Takes as long as an ask."""
+        """Return a job of a trial that has begun, a promoted one, or one of a new trial. Waits for the sampler."""
         self._read_history()
         job = self._job_of_begun_trial() or self._promoted_job() or self._job_of_new_trial()
         if job is not None:
-            self._given.add(job.number)
+            self._started.add(job.number)
         return job
 
     def jobs_to_prune(self, running: Iterable[JobState]) -> Mapping[int, str]:
@@ -159,27 +162,28 @@ class SearchSource(Source):
         """Read the states of all jobs.
 
         Raises:
-            UserError: nothing can be decided by them.
+            UserError: the results of the jobs cannot be compared.
         """
-        self._history = self._reader.read(self._given)
+        self._history = self._reader.read(self._started)
         self._is_history_old = False
         if self._history.problem is not None:
             raise self._history.problem
 
     @property
     def _is_last_trial(self) -> bool:
-        """Whether no trial runs, and no further one is asked for."""
+        """Whether no trial runs, and the sampler is not asked for another one."""
         trials = self._history.trials
         return len(trials) >= self._search.trials and all(one.state != "running" for one in trials)
 
     # Which job is next. ----------------------------------------------------------------------------------------------
 
     def _job_of_begun_trial(self) -> Job | None:
-        """Return a job whose trial has values and that does not run: it waits, or was interrupted."""
+        """Return a job whose trial has values: the job was not started yet, or an earlier controller was killed."""
+        excluded = self._started | self._not_retried
         for trial in self._history.trials:
             if trial.state == "running":
                 for state in trial.jobs:
-                    if not state.is_over and state.number not in self._given | self._not_retried:
+                    if not state.is_over and state.number not in excluded:
                         return self._job(trial, state)
         return None
 
@@ -208,9 +212,11 @@ class SearchSource(Source):
         number = len(history.trials)
         if number >= self._search.trials:
             return None
+
         enqueued = sum(_FIXED in trial.notes for trial in history.trials)
         fixed = self._enqueued[enqueued] if enqueued < len(self._enqueued) else None
         params, notes = search_sampler.suggest(self._search, history, fixed)
+
         trial = Trial(number, params, notes)
         for repeat in range(self._search.repeats):
             lines = tuple(mask_overrides(self._search.space.lines(params, repeat)))
@@ -246,7 +252,7 @@ class SearchSource(Source):
 
 
 ETA = 3
-"""One of so many trials of a rung continues."""
+"""One of three trials of a rung continues. 3 is the default of Optuna's Hyperband."""
 
 
 def promotion(
@@ -254,12 +260,12 @@ def promotion(
 ) -> tuple[int, int] | None:
     """Return the (rung, trial) to continue next, or None if a new trial is to start.
 
-    The best `len(results[k]) // ETA` trials of rung `k` are promoted. The highest rung comes first, and in it the best
-    trial. Of trials with equal values, the one with the lower number is better. A trial with NaN is not promoted.
+    The best `len(results[k]) // ETA` trials of rung `k` are promoted. The highest rung is searched first, and its best
+    trial is promoted first. If two values are equal, the lower number is better. A trial with NaN is not promoted.
 
     Args:
         results: the value of each trial that has reached a rung, by number, for each rung.
-        promoted: the trials that were promoted from each rung.
+        promoted: the trials that were promoted from each rung before.
     """
     for rung in reversed(range(len(results))):
         for trial in _best(results[rung], len(results[rung]) // ETA, rule):
@@ -272,14 +278,16 @@ def next_promoted(history: History, *, is_last: bool) -> Trial | None:
     """Return the paused trial that continues; None if there is none.
 
     Args:
-        is_last: whether no other trial runs or is to start. Then, if no trial has trained to its end, the best one of
-            the highest rung continues.
+        is_last: whether no other trial runs or is to start. Then the best trial of the highest rung continues if no
+            trial has trained to its end.
     """
     trials = history.trials
     paused = [one for one in trials if one.state == "paused"]
     if not paused or not history.rules:
         return None
     rule = history.rules[0]
+
+    # A trial that has reached a rung and does not wait there was promoted from it, or has ended.
     results: list[dict[int, float]] = []
     promoted: list[set[int]] = []
     for rung in range(1, 1 + max(len(one.curve) for one in trials)):
@@ -287,9 +295,12 @@ def next_promoted(history: History, *, is_last: bool) -> Trial | None:
         waiting = {one.number for one in paused if len(one.curve) == rung}
         results.append(reached)
         promoted.append(set(reached) - waiting)
-    found = promotion(results, promoted, rule)
-    if found is not None:
-        return trials[found[1]]
+    promotable = promotion(results, promoted, rule)
+    if promotable is not None:
+        _, number = promotable
+        return trials[number]
+
+    # A search with few trials would promote none to the end: its best trial continues.
     if not is_last or any(one.state == "complete" for one in trials):
         return None
     highest = max(len(one.curve) for one in paused)
@@ -298,7 +309,7 @@ def next_promoted(history: History, *, is_last: bool) -> Trial | None:
 
 
 def _best(values: Mapping[int, float], count: int, rule: Rule) -> list[int]:
-    """Return at most `count` trials of a rung, the best one first, without those that have NaN."""
+    """Return the numbers of at most `count` trials of a rung, the best one first, without trials that have NaN."""
     sign = -1 if rule == "greater" else 1
     numbers = sorted((sign * value, trial) for trial, value in values.items() if not math.isnan(value))
     return [trial for _, trial in numbers[:count]]

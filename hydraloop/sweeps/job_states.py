@@ -1,6 +1,6 @@
 """JobState: the contents of a job's `job.json`, and how each event changes them: a start, an end, a kill, pruning.
 
-A job without the file is queued. Only the controller of the sweep writes it.
+A job without the file is queued. Only the controller of the sweep writes the file.
 """
 
 from __future__ import annotations
@@ -26,21 +26,22 @@ from hydraloop.files.run_directory import checkpoint_folders
 from hydraloop.launch.exit import REQUEUE
 
 State = Literal["queued", "running", "finished", "failed", "stopped", "interrupted", "paused", "pruned"]
-"""`stopped`: training stopped early by a hook. `interrupted`: by a signal, a preemption or a kill; a resumed sweep
-continues it. `paused`: by `engine.pause_after`; the job has saved, and continues when the sweep or its search starts it
-again. `pruned`: by the optimizer of the sweep."""
+"""`queued`: the job was not started yet. `running`: it has a process, or waits in the queue of a scheduler.
+`stopped`: by a hook, which has ended training early. `interrupted`: by a signal, a preemption or a kill; a resumed
+sweep continues the job. `paused`: by `engine.pause_after`; the job has saved, and continues when the sweep is
+resumed or promotes it. `pruned`: by the search."""
 
 FILENAME = "job.json"
 _DISK_FULL = (f"[Errno {errno.ENOSPC}]", f"[Errno {errno.EDQUOT}]", END_UNWRITTEN)
-"""Parts of error messages after which a job is interrupted, not failed: it continues when the disk has space."""
+"""Parts of the errors of a full disk. Such a job is interrupted, not failed: it continues when the disk has space."""
 _ENDING_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that users, schedulers and the kernel end a process with. Others mean a mistake in the program."""
 LOG = "job.log"
-"""What the job's processes have printed."""
+"""File with what the processes of a job have printed."""
 UNUSABLE = 74
 """Exit code of a job without a result whose directory is locked, or cannot be written: EX_IOERR of sysexits.h."""
 REQUEST = "request.json"
-"""What a new Python process is to run. Without the file, it exits."""
+"""File that tells a new Python process which job to run. Without the file, the process exits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,26 +56,26 @@ class JobState:
     directory: str = ""
     """The run directory, relative to that of the sweep."""
     began: float | None = None
-    """Seconds since 1970 at the start of the last attempt. Slurm may have let it wait since."""
+    """Seconds since 1970 at the start of the last attempt. A job of Slurm may have waited in the queue since then."""
     seconds: float = 0.0
     """Wall-clock time of all attempts that have ended."""
     error: str | None = None
     reason: str | None = None
     """Why it stopped, was interrupted, paused or pruned."""
     metric: str | None = None
-    """The monitored metric; it and the next three are the objective in `result.json`."""
+    """The monitored metric. `metric`, `rule`, `value` and `step` are the objective in `result.json`."""
     rule: Literal["greater", "less"] | None = None
-    """Which values of it are better."""
+    """Whether greater or lesser values of the metric are better."""
     value: float | None = None
-    """Hydra's return value."""
+    """The value of the metric, which the sweep compares."""
     step: int | None = None
-    """Iterations at that value."""
+    """Completed iterations at that value."""
     checkpoint: str | None = None
-    """The best checkpoint, else the newest; relative to the run directory."""
+    """The best checkpoint, or the newest if there is no best one; relative to the run directory."""
     iterations: int = 0
     """Completed iterations when an attempt last wrote its result."""
     earlier_result: str | None = None
-    """Digest of `result.json` when the attempt began: such a file is not the outcome of this attempt."""
+    """Digest of `result.json` when the attempt began. A file with this digest is not the outcome of the attempt."""
     params: Mapping[str, float | int | str] | None = None
     """In a search: the values of its trial, see `space.Params`. They are written before the job starts."""
     notes: Mapping[str, Any] = field(default_factory=dict)
@@ -84,7 +85,7 @@ class JobState:
 
     @property
     def is_over(self) -> bool:
-        """Whether the job has an outcome. An interrupted or paused job has none yet."""
+        """Whether the job has an outcome. Interrupted and paused jobs do not have one."""
         return self.state in ("finished", "failed", "stopped", "pruned")
 
     @property
@@ -96,7 +97,7 @@ class JobState:
 
     @property
     def has_diverged(self) -> bool:
-        """Whether it has failed with NaN as its objective: another attempt would do the same."""
+        """Whether the job has failed with NaN as its objective. Another attempt would have the same loss."""
         return self.state == "failed" and self.value is not None and math.isnan(self.value)
 
 
@@ -115,7 +116,7 @@ def write(folder: Path, state: JobState, *, flush: bool) -> None:
     """Replace the state atomically.
 
     Args:
-        flush: whether to wait until it is on the disk. Needed for what no other file has.
+        flush: whether to wait until the file is on the disk. Needed for a state that no other file has.
 
     Raises:
         OSError: it cannot be written.
@@ -156,6 +157,7 @@ def ended_from_result(running: JobState, run_dir: Path) -> JobState | None:
     result = Result.read(run_dir, earlier=running.earlier_result)
     if result is None:
         return None
+
     state = replace(
         running,
         state=result.status,
@@ -173,10 +175,14 @@ def ended_from_result(running: JobState, run_dir: Path) -> JobState | None:
             value=result.objective.value,
             step=result.objective.iteration,
         )
+
+    # For a run, a pause is a preemption. For a sweep, it is the end of a rung: the job is not retried.
     if (state.preempted_by or "").startswith(PAUSE):
         return replace(state, state="paused")
+    # A full disk is not a mistake of the job: a resumed sweep continues it.
     if state.state == "failed" and any(part in (state.error or "") for part in _DISK_FULL):
         state = replace(state, state="interrupted")
+    # `error` is shown for failed jobs only. A signal is an error in `result.json`.
     if state.state == "interrupted" and state.reason is None:
         state = replace(state, error=None, reason=state.error)
     return state
@@ -189,9 +195,12 @@ def ended_without_result(running: JobState, folder: Path, run_dir: Path, code: i
         folder: where the log of the job is.
         code: the exit code of the process, negative for a signal; None if unknown.
     """
+    # Without an exit code, the process may have ended long ago.
     ended = _last_written(folder / LOG, run_dir / RECORDS) if code is None else time.time()
     seconds = max(0.0, ended - (running.began or ended))
     state = replace(running, seconds=running.seconds + seconds)
+
+    # A person, a scheduler or a lost machine has ended these jobs. They are interrupted, because they may succeed.
     if code is None:
         return replace(state, state="interrupted", reason="its process has ended without a result")
     if code == UNUSABLE:
@@ -202,36 +211,40 @@ def ended_without_result(running: JobState, folder: Path, run_dir: Path, code: i
     if number in _ENDING_SIGNALS:
         memory = " (out of memory?)" if number == signal.SIGKILL else ""
         return replace(state, state="interrupted", reason=f"killed by {signal.Signals(number).name}{memory}")
+
+    # The program has ended by itself, or by a signal for its own mistake.
     how = f"crashed ({signal.Signals(-code).name})" if code < 0 else f"ended with exit code {code} and no result"
     return replace(state, state="failed", error=f"its process {how}; see {LOG}")
 
 
 def pruned(state: JobState, reason: str) -> JobState:
-    """Return the state of a job that a search ends early. A job that runs or is over keeps its state."""
+    """Return the state of a job that a search ends early. A running job and a job that is over keep their states."""
     can_be_pruned = state.state in ("queued", "paused", "interrupted")
     return replace(state, state="pruned", reason=reason) if can_be_pruned else state
 
 
 def not_built(state: JobState) -> JobState:
-    """Return the state of a job that a resumed sweep starts, because no job of the sweep could be built."""
+    """Return the state of a job that a resumed sweep is to start, because no job of the sweep could be built."""
     if state.attempts == 0:
         return replace(state, state="queued", reason=None)
     return replace(state, state="interrupted", error=None, reason=state.error)
 
 
 def current(state: JobState, run_dir: Path) -> JobState:
-    """Return the state of a job or run for readers: a job whose process was killed is not running."""
+    """Return the state of a job or run without a controller: it is not running if its directory is not locked."""
     if state.state != "running" or lock.holder(run_dir) is not None:
         return state
     return ended_from_result(state, run_dir) or replace(state, state="interrupted", reason="its process was killed")
 
 
 def _last_written(*files: Path) -> float:
-    """Return when one of these files was last written, in seconds since 1970; now if none exists."""
+    """Return when one of these files was last written, in seconds since 1970. Without a file: the present time."""
     return max((path.stat().st_mtime for path in files if path.exists()), default=time.time())
 
 
 def _checkpoint(best: Best | None, run_dir: Path) -> str | None:
-    """Return the best checkpoint, else the newest, relative to the run directory."""
-    newest = candidates(*checkpoint_folders(run_dir))[:1] if best is None else [Path(best.checkpoint)]
+    """Return the best checkpoint, or the newest if there is no best one, relative to the run directory."""
+    if best is not None:
+        return os.path.relpath(best.checkpoint, run_dir)
+    newest = candidates(*checkpoint_folders(run_dir))[:1]
     return os.path.relpath(newest[0], run_dir) if newest else None
