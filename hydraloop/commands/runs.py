@@ -110,7 +110,7 @@ def _print_table(rows: Sequence[_Run]) -> None:
 
 def _cells(row: _Run) -> tuple[str, ...]:
     goal = row.result.objective
-    best = "" if goal is None else f"{goal.metric} {number(goal.value)}"
+    best = "" if goal is None else f"{goal.metric} {number(goal.value)}{row.result.note}"
     time = duration(row.result.seconds) if row.result.seconds else ""
     return shown(row.path), row.status, row.experiment, best, time, brief(" ".join(row.typed))
 

@@ -192,7 +192,7 @@ class Engine:
             self.checkpoints.check_weights()  # after after_train, in which hooks find where a loss became NaN
 
             if self.settings.test and self.loaders.test is not None and self.requests.preempted_by is None:
-                self.evaluator.test(Path(self.best.checkpoint) if self.best is not None else None)
+                self.evaluator.test(self.evaluator.best_checkpoint)
             self.outcome.check_saved()
         assert self.outcome.result is not None
         return self.outcome.result

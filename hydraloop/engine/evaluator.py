@@ -7,8 +7,9 @@ import math
 import random
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from hydraloop.engine.requests import Requests
 from hydraloop.engine.run import Run
 from hydraloop.engine.seeding import seeded
 from hydraloop.errors import UserError
-from hydraloop.files.result import Best, describe
+from hydraloop.files.result import GREATER_KEYS, LESS_KEYS, Best, by_keys, describe, is_better
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +59,9 @@ class Evaluator:
         self.test_metrics: dict[str, float] = {}
         """The metrics of the last test by name; empty before the first."""
         self.best: Best | None = None
-        """The best validation (`report_best`), whose checkpoint is tested; None if no hook has reported one."""
+        """The best validation in training, also before a resume; None before the first, and if it is not known which
+        values of the objective are good."""
+        self._objective: tuple[str, bool] | None = None
         loaders = batches.loaders
         self._data_sets = tuple(sets_of(loaders.test if loaders.val is None else loaders.val)) or ("",)
         self.metric_names: tuple[str, ...] = tuple(
@@ -87,18 +90,74 @@ class Evaluator:
             raise RuntimeError("call during in before_val_epoch or before_test_epoch")
         self._contexts.enter_context(context)
 
-    def report_best(self, best: Best | None) -> None:
-        """Set the best validation, for `result.json`; the test uses its checkpoint."""
-        self.best = best
+    @property
+    def objective(self) -> tuple[str, bool | None]:
+        """The metric by which validations are compared, and whether its high values are good; None: not known.
 
-    def restore_metrics(self, metrics: Mapping[str, float]) -> None:
-        """Set the metrics of the last validation before a checkpoint."""
-        self.metrics = dict(metrics)
+        It is the first metric of `save_best`, otherwise the first one of `metric_names`.
+        """
+        if self._objective is not None:
+            return self._objective
+        name = next(iter(self.metric_names), "loss")
+        return name, self.direction(name)
 
-    def higher_is_better(self, metric: str) -> bool | None:
-        """Return whether high values of one of `metric_names` are good; None if the metric does not say."""
-        is_better: bool | None = self._run.task.higher_is_better(self.without_data_set(metric))
-        return is_better
+    def set_objective(self, metric: str, *, higher: bool) -> None:
+        """Compare validations by this metric. Called in before_run."""
+        self._objective = (metric, higher)
+
+    def set_best_checkpoint(self, iteration: int, checkpoint: Path) -> None:
+        """Report the file of the best validation at an iteration. A file of another validation is ignored."""
+        if self.best is not None and self.best.iteration == iteration:
+            self.best = replace(self.best, checkpoint=str(checkpoint))
+
+    @property
+    def best_checkpoint(self) -> Path | None:
+        """The file of the best validation, which is tested; None if there is none."""
+        return None if self.best is None or self.best.checkpoint is None else Path(self.best.checkpoint)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the metrics of the last validation, and the best validation without its file, which a hook saves."""
+        best = None if self.best is None else (*self.objective, self.best.value, self.best.iteration)
+        return {"metrics": dict(self.metrics), "best": best}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue with these validations. The best one is forgotten if the run has another objective now."""
+        self.metrics = dict(state.get("metrics", {}))
+        self.best = None
+        if best := state.get("best"):
+            metric, higher, value, iteration = best
+            if (metric, higher) == self.objective:
+                self.best = Best(metric, value, iteration)
+            else:
+                text = "the objective was %s and is %s now: the best validation is one of those that follow"
+                log.info(text, metric, self.objective[0])
+
+    def direction(
+        self, metric: str, greater_keys: Sequence[str] | None = None, less_keys: Sequence[str] | None = None
+    ) -> bool | None:
+        """Return whether high values of a metric are good; None if this is not known.
+
+        In this order: the user's key lists; what the metric declares (`higher_is_better`, as in torchmetrics); the
+        default key lists, MMEngine's. A key matches a name that it equals, else one that contains it; case does not
+        matter.
+
+        Args:
+            metric: its name.
+            greater_keys: replace `GREATER_KEYS`, unless None.
+            less_keys: replace `LESS_KEYS`, unless None.
+        """
+        given = by_keys(metric, greater_keys or (), less_keys or ())
+        if given is not None:
+            return given
+        # Without the data set's name, which may contain a key: desktop/class_loss contains `top`.
+        name = self.without_data_set(metric)
+        # None for the loss of an evaluation, which is not a metric; the default lists contain it.
+        declared: bool | None = self._run.task.higher_is_better(name)
+        if declared is not None:
+            return declared
+        greater = GREATER_KEYS if greater_keys is None else greater_keys
+        less = LESS_KEYS if less_keys is None else less_keys
+        return by_keys(name, greater, less)
 
     @property
     def comparable(self) -> dict[str, float]:
@@ -172,7 +231,7 @@ class Evaluator:
     def validate_if_scheduled(self) -> None:
         """Validate if it is time to. After `pause_after` validations, preempt the run, unless training ends here."""
         if self._is_scheduled():
-            self.validate()
+            self.validate(in_training=True)
         if self._reached_pause() and not self._requests.stopping and not self._run.progress.is_complete:
             self._requests.preempt(self._run.settings.pause, agreed=True)
             self._requests.save_or_stop_if_requested()
@@ -204,10 +263,13 @@ class Evaluator:
         position = self._run.progress.epoch if settings.val_by_epoch else self._run.progress.iteration
         return self._interval.times_until(position) >= settings.pause_after
 
-    def validate(self) -> dict[str, float]:
+    def validate(self, *, in_training: bool = False) -> dict[str, float]:
         """Validate, then act on requests. Return the metrics of the last complete validation.
 
         A preempted run does not finish it; a resumed run validates instead.
+
+        Args:
+            in_training: whether it may be the best validation.
         """
         calls = self._run.calls
         with suppress(Preempted), self._run.progress.in_mode("val"):
@@ -219,10 +281,21 @@ class Evaluator:
             self.metrics = metrics
             self._warn_of_nan()
             self._run.progress.complete_validation()
+            if in_training:
+                self._update_best()
             calls.after_val_epoch(metrics)
             calls.after_val()
         self._requests.save_or_stop_if_requested()
         return self.metrics
+
+    def _update_best(self) -> None:
+        """Compare the last validation with the best one."""
+        name, higher = self.objective
+        if higher is None or name not in self.metrics:
+            return
+        best = None if self.best is None else self.best.value
+        if is_better(self.comparable[name], best, higher=higher):
+            self.best = Best(name, self.metrics[name], self._run.progress.iteration)
 
     def test(self, checkpoint: Path | None) -> dict[str, float]:
         """Test, then act on requests. Return the metrics. A preempted run does not finish the test.

@@ -250,16 +250,14 @@ class Outcome:
     def _objective(self) -> Objective | None:
         """Return the value of the run that sweeps compare; nothing else decides what it is.
 
-        It is the best or last value of the metric by which `checkpoint` or `runtime_info` compare validations. If they
-        do not know which values of it are better, it is the last value of the first metric. It is NaN if the run ends
-        because of its loss, also without a validation, and if the loss of the last validation is NaN.
+        It is the value of the best validation. If it is not known which values are good, it is the last value. It is
+        NaN if the run ends because of its loss, also without a validation, and if no validation was finite.
         """
         evaluator = self._evaluator
-        monitor: tuple[str, bool] | None = self._run.messages.read("monitor")
-        name = next(iter(evaluator.metric_names), "loss") if monitor is None else monitor[0]
+        name, higher = evaluator.objective
         rule: Literal["greater", "less"] | None = None
-        if monitor is not None:
-            rule = "greater" if monitor[1] else "less"
+        if higher is not None:
+            rule = "greater" if higher else "less"
         if self.error is not None and self._checkpoints.loss_check.diverged:
             return Objective(name, rule, math.nan, self._run.progress.iteration)
         if evaluator.best is not None:

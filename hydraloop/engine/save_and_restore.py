@@ -192,7 +192,7 @@ class Checkpoints:
                 "versions": versions(),
                 "git": self.git,
                 "metric_names": list(self._evaluator.metric_names),
-                "metrics": dict(self._evaluator.metrics),
+                **self._evaluator.state_dict(),
                 "epoch": progress.epoch,
                 "iteration": progress.iteration,
                 **self._position.meta(),
@@ -330,7 +330,7 @@ class Checkpoints:
         rank_buffers.load(run, checkpoint.get("buffers", ()))
         run.precision.load_state_dict(checkpoint["precision"])
         progress.load_state_dict(checkpoint["progress"])
-        self._evaluator.restore_metrics(checkpoint["meta"].get("metrics", {}))
+        self._evaluator.load_state_dict(checkpoint["meta"])
         self._position.load(checkpoint["meta"], checkpoint.get("data"), strict=strict)
         progress.begin_here()
         self._run.messages.load_state_dict(checkpoint.get("messages", []), run.ranks)

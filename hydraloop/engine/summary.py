@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import textwrap
 from collections.abc import Mapping, Sequence, Sized
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -83,11 +82,11 @@ class Report:
         """
         evaluator = self._evaluator
         rows = {} if result is None else self._ended(result, error)
-        rows.update(self._best())
+        rows.update(self._best(result))
         if evaluator.metrics:
             rows["validation"] = _metrics(evaluator.metrics)
         if evaluator.test_metrics:
-            note = " (of the best checkpoint)" if evaluator.best is not None else ""
+            note = " (of the best checkpoint)" if evaluator.best_checkpoint is not None else ""
             rows["test"] = _metrics(evaluator.test_metrics, note)
         if (lr := self._run.messages.read("lr_summary")) is not None:
             rows["lr"] = lr
@@ -106,15 +105,13 @@ class Report:
         done, of_all = progress.iteration - progress.began_at, _count(progress.max_iters, "iteration")
         return {"status": status, "trained": f"{done:,} of {of_all} in {duration(result.seconds)}{resumed}"}
 
-    def _best(self) -> dict[str, str]:
+    def _best(self, result: Result | None) -> dict[str, str]:
         """Return the best validation, the best checkpoint and the last one."""
         rows: dict[str, str] = {}
-        reported = self._evaluator.best
-        best = reported or self._run.messages.read("best")
-        if best is not None:
-            since = " (since the run was resumed)" if reported is None and self._run.progress.began_at else ""
-            rows["best"] = f"{best.metric} {number(best.value)} at iteration {best.iteration:,}{since}"
-        files = {} if reported is None else {Path(reported.checkpoint): "the best"}
+        if result is not None and result.best is not None and (goal := result.objective) is not None:
+            rows["best"] = f"{goal.metric} {number(goal.value)} at iteration {goal.iteration:,}{result.note}"
+        kept = self._evaluator.best_checkpoint
+        files = {} if kept is None else {kept: "the best"}
         if self._checkpoints.last_checkpoint is not None:
             files.setdefault(self._checkpoints.last_checkpoint, "the last")
         if files:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 import time
 import zlib
@@ -42,14 +43,14 @@ LESS_KEYS: tuple[str, ...] = ("loss",)
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The best validation until now."""
+    """The best validation of the objective until now. Only the evaluator decides which one it is."""
 
     metric: str
     value: float
     iteration: int
     """Completed iterations at that validation."""
-    checkpoint: str
-    """Path of the checkpoint file."""
+    checkpoint: str | None = None
+    """Path of the best checkpoint; None if this validation was not kept as a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +58,12 @@ class Objective:
     """The value of a run by which the jobs of a sweep are compared."""
 
     metric: str
-    """The first metric of `save_best`, else of the task."""
+    """The first metric of `save_best`, otherwise the first one that the task declares."""
     rule: Literal["greater", "less"] | None
     """Whether greater or lesser values are better; None if the metric does not say."""
     value: float
-    """The best one with `save_best`, else the last. NaN if no validation was finite."""
+    """Of the best validation; the last value if it is not known which values are good. NaN if the run has diverged, or
+    if no validation was finite."""
     iteration: int
     """Completed iterations at that validation."""
 
@@ -79,7 +81,7 @@ class Result:
     """Of the last validation."""
     test_metrics: dict[str, float] = field(default_factory=dict)
     best: Best | None = None
-    """With `save_best`."""
+    """None without a finite validation, and if it is not known which values are good."""
     objective: Objective | None = None
     """None without a validation that reports the metric."""
     progress: dict[str, int] = field(default_factory=dict)
@@ -120,6 +122,15 @@ class Result:
     def value(self) -> float | None:
         """What a sweep optimizes."""
         return None if self.objective is None else self.objective.value
+
+    @property
+    def note(self) -> str:
+        """What to print after the objective, in parentheses; empty if it is that of the best checkpoint, or NaN."""
+        if self.objective is None or math.isnan(self.objective.value):
+            return ""
+        if self.objective.rule is None:
+            return " (last)"
+        return " (no best checkpoint)" if self.best is None or self.best.checkpoint is None else ""
 
     @property
     def preempted_by(self) -> str | None:
@@ -205,6 +216,13 @@ def by_keys(name: str, greater: Iterable[str] = GREATER_KEYS, less: Iterable[str
     if any(key in name for key in greater):
         return True
     return False if any(key in name for key in less) else None
+
+
+def is_better(value: float, than: float | None, *, higher: bool) -> bool:
+    """Return whether `value` is strictly better. Any finite value is better than None; NaN and infinity never are."""
+    if not math.isfinite(value):
+        return False
+    return than is None or (value > than if higher else value < than)
 
 
 def digest(run_dir: Path) -> str | None:

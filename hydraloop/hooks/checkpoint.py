@@ -34,10 +34,10 @@ from hydraloop.errors import UserError
 from hydraloop.files.atomic import file_name
 from hydraloop.files.checkpoint_files import BEST, SUFFIX
 from hydraloop.files.result import FILENAME as RESULT_FILE
-from hydraloop.files.result import Best
+from hydraloop.files.result import is_better
 from hydraloop.files.run_directory import CHECKPOINTS
 from hydraloop.hooks.checkpoint_copies import CheckpointFolder, check_keys, publish, published_files
-from hydraloop.hooks.monitoring import RULES, check_metric, check_validated, higher_is_better, is_better, is_validated
+from hydraloop.hooks.monitoring import RULES, check_metric, check_validated, higher_is_better, is_validated
 from hydraloop.schemas.option_checks import check_at_least, check_choice, seconds_of
 
 if TYPE_CHECKING:
@@ -208,7 +208,8 @@ class CheckpointHook(Hook):
         """
         self._higher = self._directions(engine)
         if self._higher:
-            engine.messages.provide("monitor", lambda: next(iter(self._higher.items())))
+            metric, higher = next(iter(self._higher.items()))
+            engine.evaluator.set_objective(metric, higher=higher)
         if self._folder is None:
             self._folder = CheckpointFolder(self.out_dir or engine.run_dir / CHECKPOINTS)
             if engine.distributed.is_main:
@@ -218,12 +219,9 @@ class CheckpointHook(Hook):
 
     def after_load_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
         """Report the best checkpoint of the earlier part of the run to the engine, if its file exists on rank 0."""
-        best = self._files.best
-        existing = engine.distributed.from_main([metric for metric, file in best.items() if file.path.is_file()])
-        for metric in best.keys() - set(existing):
-            log.info("%s does not exist; the next validation counts as the best by %s", best[metric].path, metric)
-        self._files = replace(self._files, best={metric: best[metric] for metric in existing})
-        self._report_best(engine)
+        best = self._files.best.get(next(iter(self._higher), ""))
+        if engine.distributed.from_main(best is not None and best.path.is_file()):
+            self._report_best(engine)
         self._resumed_from = engine.checkpoints.resumed_from
 
     def before_train(self, engine: Engine) -> None:
@@ -333,7 +331,8 @@ class CheckpointHook(Hook):
 
         def after_writing(written: bool) -> None:
             self._files = replace(files, obsolete=()) if written else files_before
-            self._report_best(engine)
+            if self._files.best != files_before.best:
+                self._report_best(engine)
 
         try:
             engine.checkpoints.save(
@@ -432,11 +431,11 @@ class CheckpointHook(Hook):
         return higher
 
     def _report_best(self, engine: Engine) -> None:
-        """Report the best file by the first metric to the engine: for the test, and for `result.json`."""
+        """Report the best file by the first metric, the objective: for the test, and for `result.json`."""
         first = next(iter(self._higher), "")
         best = self._files.best.get(first)
         if best is not None:
-            engine.evaluator.report_best(Best(first, best.value, best.iteration, str(best.path)))
+            engine.evaluator.set_best_checkpoint(best.iteration, best.path)
 
 
 def _metrics_of(save_best: str | bool | Sequence[str] | None) -> list[str]:

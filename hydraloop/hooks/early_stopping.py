@@ -9,7 +9,7 @@ from typing import Any
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Priority
-from hydraloop.hooks.monitoring import RULES, check_metric, check_validated, higher_is_better, is_better
+from hydraloop.hooks.monitoring import RULES, check_metric, check_validated, higher_is_better
 from hydraloop.schemas.option_checks import check_at_least, check_choice
 
 log = logging.getLogger(__name__)
@@ -22,11 +22,12 @@ class EarlyStoppingHook(Hook):
     the reason. A stopped run that is resumed ends at once, unless an option that stopped it has changed (`patience`).
 
     Priority LOWEST, MMEngine's: the other hooks see the validation first. No host sync: metrics are plain numbers and
-    equal on all ranks, which stop together without communication. State: the best and the last value, and the count.
-    Options: `EarlyStoppingHookConf`.
+    equal on all ranks, which stop together without communication. State: the last improvement and the last value, and
+    the count. Options: `EarlyStoppingHookConf`.
     """
 
     priority = Priority.LOWEST
+    runs_after = ("checkpoint",)  # its `save_best` sets the objective
 
     def __init__(
         self,
@@ -55,15 +56,11 @@ class EarlyStoppingHook(Hook):
         self.stopping_threshold = stopping_threshold
         self.wait_count = 0
         """Validations in a row without an improvement."""
-        self.best: float | None = None
-        """The best value, also if it is no improvement because of `min_delta`; never NaN or infinite."""
-        self.best_at = ""
-        """When that was: `epoch 7`, or `iteration 500` inside an epoch."""
         self.last: float | None = None
         """The value of the last validation; None before the first."""
         self.last_at = ""
-        """When that was."""
-        self._last_improvement: float | None = None
+        """When that was: `epoch 7`, or `iteration 500` inside an epoch."""
+        self.last_improvement: float | None = None
         """The value that the next improvement is compared with."""
         self._higher = True
         """Whether high values are good."""
@@ -71,7 +68,7 @@ class EarlyStoppingHook(Hook):
 
     def before_run(self, engine: Engine) -> None:
         """Determine the metric and the rule."""
-        name = engine.evaluator.metric_names[0] if self.monitor is None else self.monitor
+        name = engine.evaluator.objective[0] if self.monitor is None else self.monitor
         check_metric(name, engine, key=f"{self.key}.monitor")
         self._higher = higher_is_better(name, engine, rule=self.rule, key=self.key)
         self.monitor = name
@@ -97,28 +94,23 @@ class EarlyStoppingHook(Hook):
         self.last = value
         self.last_at = f"iteration {progress.iteration}" if progress.batch_in_epoch else f"epoch {progress.epoch}"
         if self._is_improvement(value):
-            self._last_improvement = value
+            self.last_improvement = value
             self.wait_count = 0
         else:
             self.wait_count += 1
-        if is_better(value, self.best, higher=self._higher):
-            self.best = value
-            self.best_at = self.last_at
         self._stop_if_needed(engine)
 
     def after_train(self, engine: Engine) -> None:
         self._training = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the metric and its direction, the best and the last value, the last improvement, and the count."""
+        """Return the metric and its direction, the last value, the last improvement, and the count."""
         return {
             "monitor": self.monitor,
             "higher": self._higher,
-            "best": self.best,
-            "best_at": self.best_at,
             "last": self.last,
             "last_at": self.last_at,
-            "last_improvement": self._last_improvement,
+            "last_improvement": self.last_improvement,
             "wait_count": self.wait_count,
         }
 
@@ -127,11 +119,9 @@ class EarlyStoppingHook(Hook):
         if (state["monitor"], state["higher"]) != (self.monitor, self._higher):
             log.warning("%s: this run monitored %s until now; the count starts again", self.key, state["monitor"])
             return
-        self.best = state["best"]
-        self.best_at = state["best_at"]
         self.last = state["last"]
         self.last_at = state["last_at"]
-        self._last_improvement = state["last_improvement"]
+        self.last_improvement = state["last_improvement"]
         self.wait_count = state["wait_count"]
 
     def _value_in(self, metrics: Mapping[str, float]) -> float | None:
@@ -148,9 +138,7 @@ class EarlyStoppingHook(Hook):
     def _stop_if_needed(self, engine: Engine) -> None:
         reason = self._reason_to_stop()
         if reason is not None:
-            best = "no best value" if self.best is None else f"best {self.best:.6g} at {self.best_at}"
-            text = f"{self.name}: {self.monitor} {self.last:.6g} at {self.last_at} {reason}; {best}"
-            engine.request_stop(text, agreed=True)
+            engine.request_stop(f"{self.name}: {self.monitor} {self.last:.6g} at {self.last_at} {reason}", agreed=True)
 
     def _reason_to_stop(self) -> str | None:
         """Return why training stops at the last validation; None if it continues."""
@@ -162,8 +150,9 @@ class EarlyStoppingHook(Hook):
             return f"is {'above' if self._higher else 'below'} the stopping_threshold {self.stopping_threshold:g}"
         if self.wait_count < max(self.patience, 1):
             return None
+        on = "" if self.last_improvement is None else f" on {self.last_improvement:.6g}"
         by = f" by {self.min_delta:g}" if self.min_delta else ""
-        return f"has not improved{by} in {self.wait_count} validation{'s' if self.wait_count > 1 else ''}"
+        return f"has not improved{on}{by} in {self.wait_count} validation{'s' if self.wait_count > 1 else ''}"
 
     def _is_improvement(self, value: float) -> bool:
         """Return whether the value is better than the last improvement, by at least `min_delta`.
@@ -173,9 +162,9 @@ class EarlyStoppingHook(Hook):
         """
         if math.isnan(value) or (math.isinf(value) and self.check_finite):
             return False
-        if self._last_improvement is None:
+        if self.last_improvement is None:
             return True
-        score, last = self._score(value), self._score(self._last_improvement)
+        score, last = self._score(value), self._score(self.last_improvement)
         return score > last and score >= last + self.min_delta
 
     def _score(self, value: float) -> float:

@@ -208,12 +208,8 @@ class LoggerHook(Hook):
 
     def _best_note(self, engine: Engine) -> str:
         """Return `best` if the last validation is the best one until now, otherwise nothing."""
-        best = engine.messages.read("best")
-        if not self._training or best is None or best.iteration != engine.progress.iteration:
-            return ""
-        # Without `save_best`, a resumed run does not know its earlier validations.
-        unknown = engine.progress.began_at > 0 and engine.best is None
-        return "best since the resume" if unknown else "best"
+        best = engine.best
+        return "best" if self._training and best and best.iteration == engine.progress.iteration else ""
 
 
 def _is_own(checkpoint: Path, run_dir: Path) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Priority
-from hydraloop.hooks.monitoring import check_metric, check_validated, direction, unknown_direction
+from hydraloop.hooks.monitoring import check_metric, check_validated, unknown_direction
 
 if TYPE_CHECKING:
     from hydraloop.optim.schedule import GroupNumber, Schedule
@@ -54,7 +54,7 @@ class ParamSchedulerHook(Hook):
         self._monitored = [(one.monitor, one) for one in self._schedules if one.monitor is not None]
         for monitor, schedule in self._monitored:
             check_metric(monitor, engine, key=f"{schedule.key}.monitor")
-            _set_mode(schedule, monitor, direction(monitor, engine))
+            _set_mode(schedule, monitor, engine.evaluator.direction(monitor))
 
     def before_train(self, engine: Engine) -> None:
         """Begin the summary of the lr."""

@@ -11,24 +11,18 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.engine.messages import scalars_of
 from hydraloop.engine.summary import group_names
-from hydraloop.files.result import Best
-from hydraloop.hooks.monitoring import direction, is_better
 
 
 class RuntimeInfoHook(Hook):
     """Provides the state of the run in `engine.messages`.
 
     Facts are computed when they are read (MMEngine writes them every iteration). From before_run on: `epoch` and `iter`
-    (completed), `max_epochs`, `max_iters`, `metrics` (of the last validation), `monitor`, `best` and `losses` (of the
-    last iteration, by name, tensors on their device). From before_train on: `lr` and `momentum` of the first parameter
-    group (the first beta of Adam; None if the optimizer has none), and `lrs`, the lr of each further group:
-    `{"lr/1": …}`. With several optimizers, the first group of each has the name of its optimizer (`lr/generator`).
+    (completed), `max_epochs`, `max_iters`, `metrics` (of the last validation) and `losses` (of the last iteration, by
+    name, tensors on their device). From before_train on: `lr` and `momentum` of the first parameter group (the first
+    beta of Adam; None if the optimizer has none), and `lrs`, the lr of each further group: `{"lr/1": …}`. With several
+    optimizers, the first group of each has the name of its optimizer (`lr/generator`).
 
-    `monitor` is `(metric, whether high values are good)` of the first metric in the checkpoint hook's `save_best`,
-    otherwise of the task's first metric; None if it is not known which values are good. `best` is the best
-    validation (`files.result.Best`), None before the first; without `save_best`, of this process, and without a
-    file. `losses` are the loss, the other scalars in the
-    outputs, and what the task has logged; the records have their means.
+    `losses` are the loss, the other scalars in the outputs, and what the task has logged; the records have their means.
 
     Priority VERY_HIGH, as in MMEngine: other hooks read the facts at the same mount point. No host sync, except for
     reading `lr` if the optimizer keeps it as a tensor. No state, no options.
@@ -37,7 +31,6 @@ class RuntimeInfoHook(Hook):
     priority = Priority.VERY_HIGH
 
     def __init__(self) -> None:
-        self._best: Best | None = None
         self._losses: dict[str, float | Tensor] = {}
         self._logged: dict[str, float | Tensor] = {}  # the task's dict, which it fills in an iteration
 
@@ -48,30 +41,17 @@ class RuntimeInfoHook(Hook):
         provide("max_epochs", lambda: engine.max_epochs)
         provide("max_iters", lambda: engine.max_iters)
         provide("metrics", lambda: engine.metrics)
-        provide("best", lambda: self._best)
         provide("losses", lambda: self._losses)
-        self._best, self._losses = None, {}
-        monitor = _first_metric(engine)
-        provide("monitor", lambda: monitor)
+        self._losses = {}
 
     def before_train(self, engine: Engine) -> None:
-        """Provide the facts about the optimizer; restore the best validation of a resumed run."""
+        """Provide the facts about the optimizer."""
         self._logged = getattr(engine.task, "logged", {})
         self._logged.clear()
-        self._best, optimizer = engine.best, engine.optimizer
+        optimizer = engine.optimizer
         engine.messages.provide("lr", lambda: float(optimizer.param_groups[0]["lr"]))
         engine.messages.provide("lrs", lambda: _further_lrs(engine))
         engine.messages.provide("momentum", lambda: _momentum(optimizer.param_groups[0]))
-
-    def after_val_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
-        """Keep the best value of the monitored metric."""
-        monitor: tuple[str, bool] | None = engine.messages.read("monitor")
-        if monitor is None or monitor[0] not in metrics:
-            return
-        name, higher = monitor
-        best = None if self._best is None else self._best.value
-        if is_better(engine.evaluator.comparable[name], best, higher=higher):
-            self._best = Best(name, metrics[name], engine.progress.iteration, "")
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Add the loss and the other scalars of this iteration; tensors stay on their device."""
@@ -96,10 +76,3 @@ def _momentum(group: Mapping[str, Any]) -> float | None:
     if value is None and isinstance(betas := group.get("betas"), list | tuple):
         value = betas[0]
     return None if value is None else float(value)
-
-
-def _first_metric(engine: Engine) -> tuple[str, bool] | None:
-    """Return the first metric and whether high values are good; None if there is no metric or this is not known."""
-    name = next(iter(engine.evaluator.metric_names), None)
-    higher = None if name is None else direction(name, engine)
-    return None if name is None or higher is None else (name, higher)

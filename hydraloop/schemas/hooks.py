@@ -258,7 +258,8 @@ class EarlyStoppingHookConf(HookConf):
 
     _target_: str = "hydraloop.hooks.EarlyStoppingHook"
     monitor: Optional[str] = None
-    """The metric. Null: the task's first metric, as with `save_best=auto` (MMEngine has no default)."""
+    """The metric. Null: the objective, which is the first metric of `save_best`, otherwise the task's first metric
+    (MMEngine has no default)."""
     rule: Optional[str] = None
     """Whether `greater` or `less` values are better. Null: derived from what the metric declares and from its name."""
     min_delta: float = 0.0

@@ -21,7 +21,7 @@ from hydraloop.files.atomic import read_json
 from hydraloop.files.checkpoint_files import END_UNWRITTEN, candidates
 from hydraloop.files.config_yaml import plain
 from hydraloop.files.metrics_log import FILENAME as RECORDS
-from hydraloop.files.result import PAUSE, PREEMPTED, Best, Result, digest
+from hydraloop.files.result import PAUSE, PREEMPTED, Result, digest
 from hydraloop.files.run_directory import checkpoint_folders
 from hydraloop.launch.exit import REQUEUE
 
@@ -164,7 +164,7 @@ def ended_from_result(running: JobState, run_dir: Path) -> JobState | None:
         error=result.error,
         reason=result.reason,
         iterations=result.progress.get("iteration", running.iterations),
-        checkpoint=_checkpoint(result.best, run_dir),
+        checkpoint=_checkpoint(None if result.best is None else result.best.checkpoint, run_dir),
         seconds=running.seconds + result.seconds,
     )
     if result.objective is not None:
@@ -242,9 +242,9 @@ def _last_written(*files: Path) -> float:
     return max((path.stat().st_mtime for path in files if path.exists()), default=time.time())
 
 
-def _checkpoint(best: Best | None, run_dir: Path) -> str | None:
+def _checkpoint(best: str | None, run_dir: Path) -> str | None:
     """Return the best checkpoint, or the newest if there is no best one, relative to the run directory."""
     if best is not None:
-        return os.path.relpath(best.checkpoint, run_dir)
+        return os.path.relpath(best, run_dir)
     newest = candidates(*checkpoint_folders(run_dir))[:1]
     return os.path.relpath(newest[0], run_dir) if newest else None

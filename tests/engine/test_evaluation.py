@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.seeding import seed_everything, seeded
 from hydraloop.errors import UserError
+from hydraloop.files.result import Best, Result
 from hydraloop.hooks import (
     CheckpointHook,
     EarlyStoppingHook,
@@ -30,7 +32,6 @@ from hydraloop.hooks import (
     RuntimeInfoHook,
     VisualizationHook,
 )
-from hydraloop.hooks.monitoring import direction
 from hydraloop.optim import Plateau, Schedule
 from hydraloop.tasks import Classification, Regression, Task
 from hydraloop.tasks.metrics import Accuracy
@@ -263,6 +264,36 @@ class LosingItsLoss(Task):
         return {**result, "loss": loss}
 
 
+def test_the_best_validation_is_that_of_the_first_metric_in_the_direction_it_declares(tmp_path: Path) -> None:
+    for direction, best in ((True, (0.75, 2)), (False, (0.25, 3)), (None, None)):
+        metrics = {"mine": Scripted([0.5, 0.75, 0.25, 0.75], direction)}
+        engine = engine_of(tmp_path, {}, metrics=metrics, max_epochs=4)
+        engine.train()
+        assert engine.best == (None if best is None else Best("mine", best[0], best[1] * 4))
+
+
+def test_a_resumed_run_knows_its_best_validation_as_long_as_the_objective_is_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also without `save_best`. An earlier validation was not compared by another metric."""
+    caplog.set_level(logging.INFO)
+
+    def best(values: list[float], save_best: str | None = None, **settings: Any) -> Best | None:
+        metrics = {"acc": Scripted(values), "other": Scripted([0.5] * 4, True)}
+        hooks = {"checkpoint": CheckpointHook(save_best=save_best)}
+        engine_of(tmp_path, hooks, metrics=metrics, **settings).train()
+        result = Result.read(tmp_path)
+        return result and result.best
+
+    assert best([0.5, 0.75, 0.25], max_epochs=3) == Best("acc", 0.75, 8)
+    resume = tmp_path / "checkpoints" / "epoch_3.pth"
+    assert best([0.25, 0.5], max_epochs=4, resume=resume) == Best("acc", 0.75, 8)
+    found = best([0.25, 0.5], "other", max_epochs=4, resume=resume)
+    assert found is not None
+    assert (found.metric, found.iteration) == ("other", 12)
+    assert "the objective was acc and is other now" in caplog.text
+
+
 @pytest.mark.parametrize("allowed", [False, True])
 def test_a_validation_whose_loss_is_nan_is_never_the_best_without_a_word(
     allowed: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -280,7 +311,7 @@ def test_a_validation_whose_loss_is_nan_is_never_the_best_without_a_word(
     assert (result.best.value, result.best.iteration) == ((0.9, 8) if allowed else (0.7, 16))
     assert result.objective is not None
     assert result.objective.value == result.best.value
-    assert stopping.best == result.best.value
+    assert stopping.last_improvement == result.best.value
     assert optimizer.param_groups[0]["lr"] == (0.025 if allowed else 0.05), "two without an improvement, or one"
     assert result.val_metrics["score"] == 0.7
     told = [line for line in caplog.messages if "validation loss is nan" in line]
@@ -288,8 +319,8 @@ def test_a_validation_whose_loss_is_nan_is_never_the_best_without_a_word(
     assert allowed or "iteration 8, so score counts as nan" in told[0]
 
 
-@pytest.mark.parametrize(("lost", "expected"), [((3,), math.nan), ((1, 2), 0.6)])
-def test_the_last_value_of_a_metric_is_no_objective_if_the_loss_is_nan(
+@pytest.mark.parametrize(("lost", "expected"), [((1, 2, 3), math.nan), ((3,), 0.9), ((1, 2), 0.6)])
+def test_a_validation_whose_loss_is_nan_is_not_the_objective(
     lost: tuple[int, ...], expected: float, tmp_path: Path
 ) -> None:
     task = LosingItsLoss(model(), nn.functional.mse_loss, {"score": Scripted([0.5, 0.9, 0.6], True)})
@@ -469,4 +500,4 @@ def test_the_name_of_a_set_does_not_say_which_values_are_better(tmp_path: Path, 
     engine = make_engine(tmp_path, train=batches(1), val={name: batches(1)}, task=task)
     engine.train()
     assert f"{name}/class_loss" in engine.metrics
-    assert direction(f"{name}/class_loss", engine) is False
+    assert engine.evaluator.direction(f"{name}/class_loss") is False

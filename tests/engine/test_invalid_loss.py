@@ -19,6 +19,7 @@ from hydraloop.engine.hook import Hook
 from hydraloop.engine.loss_check import not_finite
 from hydraloop.engine.precision import FP16
 from hydraloop.errors import UserError
+from hydraloop.files.result import Best
 from hydraloop.hooks import CheckInvalidLossHook, CheckpointHook, EMAHook, LoggerHook, RuntimeInfoHook
 from hydraloop.hooks.check_invalid_loss import InvalidLossError
 from tests.helpers import at, logged
@@ -239,15 +240,17 @@ def test_neither_a_preemption_nor_a_request_nor_the_end_of_training_saves_them(
     assert stems(tmp_path) == set()
 
 
-def test_a_validation_with_such_weights_is_not_the_best(tmp_path: Path) -> None:
+def test_a_validation_with_such_weights_is_not_saved(tmp_path: Path) -> None:
     saving = CheckpointHook(interval=None, save_best=["score", "loss"])
     found = hooks(bad=at("before_optimizer_step", spoil, nth=6), checkpoint=saving)
     metrics = {"score": Scripted([0.1, 0.9, 1.0], higher_is_better=True)}
     engine = engine_of(tmp_path, found, net=masked(), metrics=metrics)
     failed(engine)
     assert stems(tmp_path) == {"best_score_epoch_1", "best_loss_epoch_1"}
-    assert engine.best is not None
-    assert engine.best.value == 0.1
+    assert engine.best == Best("score", 0.9, 8), "and no checkpoint has these weights"
+    assert engine.outcome.result is not None
+    assert engine.outcome.result.objective is not None
+    assert math.isnan(engine.outcome.result.objective.value)
 
 
 def test_averages_are_weights_too(tmp_path: Path) -> None:

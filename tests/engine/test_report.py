@@ -21,7 +21,7 @@ from hydraloop.engine.named_optimizers import OptimizerSet
 from hydraloop.engine.record_table import RecordTable
 from hydraloop.errors import Terminated
 from hydraloop.files.environment import shown
-from hydraloop.files.result import Best
+from hydraloop.files.result import Best, Objective
 from hydraloop.files.terminal import clock, duration, number
 from hydraloop.hooks.logger import LoggerHook
 from hydraloop.hooks.runtime_info import RuntimeInfoHook
@@ -157,7 +157,10 @@ def test_summary_of_a_finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "run" / "tf_tracing_logs").mkdir(parents=True)
     engine.train()
     checkpoints = tmp_path / "run" / "checkpoints"
-    engine.evaluator.report_best(Best("loss", 0.03, 3, str(checkpoints / "best_loss_epoch_1.pth")))
+    result = engine.outcome.result
+    assert result is not None
+    result.objective = Objective("loss", "less", 0.03, 3)
+    engine.evaluator.best = result.best = Best("loss", 0.03, 3, str(checkpoints / "best_loss_epoch_1.pth"))
     engine.checkpoints.last_checkpoint = checkpoints / "epoch_2.pth"
     text = summary(engine, 12.0)
     rows = _rows(text)
@@ -170,7 +173,7 @@ def test_summary_of_a_finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert rows["test"] == f"loss {number(engine.evaluator.test_metrics['loss'])} (of the best checkpoint)"
     assert rows["speed"] == "800 samples/s, 200 iterations/s"
     assert "  mean 5.0ms, p50 4.0ms, p90 8.5ms, max 10.0ms\n" in text
-    engine.evaluator.restore_metrics({f"a_metric_{index}": index / 7 for index in range(9)})
+    engine.evaluator.metrics = {f"a_metric_{index}": index / 7 for index in range(9)}
     assert "0.1429, a_metric_2 0.2857,\n" in summary(engine)
     assert max(map(len, summary(engine).splitlines())) <= 80
     # 25% of the iterations' 0.03 s, and 6 s in the hook `slow`: both are shares of the same 12 s.
@@ -192,7 +195,7 @@ def test_summary_of_a_resumed_run_tells_what_this_process_did(tmp_path: Path) ->
     engine.train()
     rows = _rows(summary(engine))
     assert re.fullmatch(r"5 of 9 iterations in [\d.]+m?s, resumed at 4", rows["trained"])
-    assert re.fullmatch(r"loss [\d.]+ at iteration [69] \(since the run was resumed\)", rows["best"])
+    assert re.fullmatch(r"loss [\d.]+ at iteration [369] \(no best checkpoint\)", rows["best"])
 
 
 @pytest.mark.parametrize(

@@ -61,11 +61,11 @@ def test_a_finished_run(tmp_path: Path) -> None:
     [
         ("loss", math.nan, [0.1, 0.2], "loss", "less", math.nan, 4),
         ("score", 1.0, [0.3, 0.2], "score", "greater", 0.3, 2),
-        (None, 1.0, [0.3, 0.2], "score", "greater", 0.2, 4),
-        (None, 1.0, [0.3, math.nan], "score", "greater", math.nan, 4),
+        (None, 1.0, [0.3, 0.2], "score", "greater", 0.3, 2),
+        (None, 1.0, [0.3, math.nan], "score", "greater", 0.3, 2),
     ],
 )
-def test_the_objective_is_the_best_of_the_monitored_metric_or_the_last_of_it(
+def test_the_objective_is_the_best_validation_by_the_first_metric_of_save_best_or_of_the_task(
     tmp_path: Path, save_best: str | None, targets: float, scores: list[float],
     metric: str, rule: str, value: float, at: int,
 ) -> None:  # fmt: skip
@@ -81,6 +81,8 @@ def test_the_objective_is_the_best_of_the_monitored_metric_or_the_last_of_it(
     written = _read(tmp_path)["objective"]
     assert {**written, "value": 0} == {"metric": metric, "rule": rule, "value": 0, "iteration": at}
     assert float(written["value"]) == pytest.approx(value, nan_ok=True)
+    best = _read(tmp_path)["best"]
+    assert best is None if math.isnan(value) else (best["value"], best["checkpoint"] is None) == (value, not save_best)
 
 
 def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -378,16 +378,14 @@ def test_a_moved_run_finds_its_files(tmp_path: Path) -> None:
     assert files(tmp_path / "new") == {"epoch_2", "best_acc_epoch_1"}
 
 
-def test_a_best_file_that_is_gone_is_forgotten_with_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_best_validation_whose_file_is_gone_is_still_the_best(tmp_path: Path) -> None:
     run(tmp_path, CheckpointHook(save_best="acc"), metrics={"acc": Scripted([0.8, 0.7])}, max_epochs=2)
     (tmp_path / "checkpoints" / "best_acc_epoch_1.pth").unlink()
     hook = CheckpointHook(save_best="acc")
     resume = tmp_path / "checkpoints" / "epoch_2.pth"
-    with caplog.at_level(logging.INFO):
-        engine = run(tmp_path, hook, metrics={"acc": Scripted([0.7, 0.2])}, max_epochs=3, resume=resume)
-    assert "best_acc_epoch_1.pth does not exist; the next validation counts as the best by acc" in caplog.text
-    assert engine.best.value == 0.7
-    assert Path(engine.best.checkpoint).is_file()
+    engine = run(tmp_path, hook, metrics={"acc": Scripted([0.7, 0.75])}, max_epochs=3, resume=resume)
+    assert (engine.best.value, engine.best.checkpoint) == (0.8, None)
+    assert files(tmp_path) == {"epoch_1", "epoch_2", "epoch_3"}
 
 
 def test_the_best_file_of_the_validation_that_was_pending_stays_the_last_checkpoint(tmp_path: Path) -> None:

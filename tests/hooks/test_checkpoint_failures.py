@@ -14,6 +14,7 @@ from torch import nn
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.errors import UserError
+from hydraloop.files.result import Best
 from hydraloop.hooks.checkpoint import CheckpointHook
 from hydraloop.tasks.task import Task
 from tests.helpers import at
@@ -45,15 +46,14 @@ class AtVal(Hook):
 # A file that cannot be written; the run continues. -------------------------------------------------------------------
 
 
-def test_a_best_that_could_not_be_written_is_not_the_best(tmp_path: Path) -> None:
+def test_a_best_validation_that_could_not_be_written_has_no_file(tmp_path: Path) -> None:
     in_the_way(tmp_path, "best_acc_epoch_2.pth")
     hook = CheckpointHook(save_best="acc", max_keep_ckpts=1)
     metrics = {"acc": Scripted([0.1, 0.5, 0.3, 0.0])}
     engine = engine_of(tmp_path, {"checkpoint": hook}, metrics=metrics, test=True)
     assert engine.train().status == "finished"
     assert stems(tmp_path) == {"best_acc_epoch_3", "epoch_3"}, "better than the first one"
-    assert engine.best is not None
-    assert (engine.best.value, Path(engine.best.checkpoint).name) == (0.3, "best_acc_epoch_3.pth")
+    assert engine.best == Best("acc", 0.5, 8)
 
 
 def test_a_last_epoch_that_could_not_be_written_is_written_after_training(tmp_path: Path) -> None:

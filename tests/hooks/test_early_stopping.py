@@ -27,7 +27,7 @@ def _stops_at(values: list[float], options: dict[str, Any]) -> int | None:
     """The epoch at which the hook asks for a stop."""
     hook, reasons = EarlyStoppingHook(**options), []
     engine: Any = SimpleNamespace(
-        evaluator=SimpleNamespace(metric_names=("score",)),
+        evaluator=SimpleNamespace(metric_names=("score",), objective=("score", None)),
         loaders=SimpleNamespace(val=[]),
         settings=SimpleNamespace(val_interval=1),
         progress=SimpleNamespace(epoch=0, iteration=0, batch_in_epoch=0),
@@ -104,7 +104,7 @@ def test_the_log_and_the_result_say_why(tmp_path: Path, caplog: pytest.LogCaptur
     caplog.set_level(logging.INFO)
     hook = EarlyStoppingHook(patience=2, min_delta=0.05)  # of the first metric, whose direction is known
     result = _engine(tmp_path, [0.5, 0.75, 0.76, 0.7], {"early_stopping": hook}).train()
-    reason = "early_stopping: score 0.7 at epoch 4 has not improved by 0.05 in 2 validations; best 0.76 at epoch 3"
+    reason = "early_stopping: score 0.7 at epoch 4 has not improved on 0.75 by 0.05 in 2 validations"
     assert (result.status, result.reason, result.progress["epoch"]) == ("stopped", reason, 4)
     assert json.loads((tmp_path / "result.json").read_text())["reason"] == reason
     assert f"stopping: {reason}" in caplog.text
@@ -113,16 +113,12 @@ def test_the_log_and_the_result_say_why(tmp_path: Path, caplog: pytest.LogCaptur
 @pytest.mark.parametrize(
     ("options", "values", "reason"),
     [
-        ({}, [0.5, nan], "score nan at epoch 2 is not finite; best 0.5 at epoch 1"),
-        ({}, [inf], "score inf at epoch 1 is not finite; no best value"),
-        ({"stopping_threshold": 0.7}, [0.5, 0.8], "is above the stopping_threshold 0.7; best 0.8 at epoch 2"),
-        (
-            {"patience": 2},
-            [0.5, 0.6, 0.6, 0.5],
-            "score 0.5 at epoch 4 has not improved in 2 validations; best 0.6 at epoch 2",
-        ),
-        ({"patience": 2, "min_delta": 0.1, "rule": "less"}, [0.5, 0.45, 0.48], "best 0.45 at epoch 2"),
-        ({"patience": 2, "check_finite": False}, [0.5, nan, inf, 0.2, 0.3], "best 0.5 at epoch 1"),
+        ({}, [0.5, nan], "score nan at epoch 2 is not finite"),
+        ({}, [inf], "score inf at epoch 1 is not finite"),
+        ({"stopping_threshold": 0.7}, [0.5, 0.8], "is above the stopping_threshold 0.7"),
+        ({"patience": 2}, [0.5, 0.6, 0.6, 0.5], "score 0.5 at epoch 4 has not improved on 0.6 in 2 validations"),
+        ({"patience": 2, "min_delta": 0.1, "rule": "less"}, [0.5, 0.45, 0.48], "on 0.5 by 0.1 in 2 validations"),
+        ({"patience": 2, "check_finite": False}, [0.5, nan, 0.2, 0.3], "on 0.5 in 2 validations"),
         ({"stopping_threshold": 0.7, "rule": "less"}, [0.7, 0.6], "0.6 at epoch 2 is below the stopping_threshold 0.7"),
     ],
 )
@@ -136,19 +132,18 @@ def test_validations_by_iteration_count_as_well(tmp_path: Path) -> None:
     settings = {"val_by_epoch": False, "val_interval": 3}
     engine = _engine(tmp_path, [0.5, 0.4, 0.3], {"early_stopping": hook}, **settings)
     assert engine.train().progress["iteration"] == 9
-    assert "score 0.3 at iteration 9 has not improved" in str(engine.requests.stop_reason)
-    assert str(engine.requests.stop_reason).endswith("best 0.5 at iteration 3")
+    assert "score 0.3 at iteration 9 has not improved on 0.5 in 2" in str(engine.requests.stop_reason)
 
 
 def test_a_validation_outside_of_training_does_not_count(tmp_path: Path) -> None:
     hook = EarlyStoppingHook(patience=1)
     engine = _engine(tmp_path, [0.1, 0.9, 0.8, 0.1, 0.1], {"early_stopping": hook}, max_epochs=1)
     engine.validate()
-    assert (hook.best, hook.wait_count) == (None, 0)
+    assert (hook.last_improvement, hook.wait_count) == (None, 0)
     engine.train()
-    assert (hook.best, hook.wait_count) == (0.9, 0)
+    assert (hook.last_improvement, hook.wait_count) == (0.9, 0)
     engine.validate()
-    assert (hook.best, hook.wait_count, engine.requests.stop_reason) == (0.9, 0, None)
+    assert (hook.last_improvement, hook.wait_count, engine.requests.stop_reason) == (0.9, 0, None)
 
 
 class Saving(Hook):
@@ -248,7 +243,7 @@ def test_another_metric_is_followed_from_the_start(tmp_path: Path, caplog: pytes
         max_epochs=5,
     )
     engine.train()
-    assert hook.best == engine.metrics["loss"]
+    assert hook.last_improvement == engine.metrics["loss"]
     assert "this run monitored score until now" in caplog.text
 
 

@@ -14,12 +14,9 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.run import Settings
-from hydraloop.files.result import Best
-from hydraloop.hooks.checkpoint import CheckpointHook
 from hydraloop.hooks.runtime_info import RuntimeInfoHook
 from hydraloop.tasks.task import Task
 from tests.helpers import EngineWithNeededHooks
-from tests.hooks.tiny_runs import BATCHES, Scripted, engine_of
 
 NewOptimizer = Callable[..., torch.optim.Optimizer]
 
@@ -79,27 +76,6 @@ def test_the_losses_are_those_of_the_iteration_just_done(tmp_path: Path) -> None
         loss = outputs["loss"]
         assert losses == {"loss": loss, "aux_loss": 2 * loss, "loss_weight": 0.5, "score": loss}
     assert not any(torch.is_tensor(value) and value.requires_grad for value in engine.messages.read("losses").values())
-
-
-def test_the_best_is_the_first_metrics_in_the_direction_it_declares(tmp_path: Path) -> None:
-    for direction, best in ((True, (0.75, 2)), (False, (0.25, 3)), (None, None)):
-        metrics = {"mine": Scripted([0.5, 0.75, 0.25, 0.75], direction)}
-        engine = engine_of(tmp_path, {"runtime_info": RuntimeInfoHook()}, metrics=metrics, max_epochs=4)
-        engine.train()
-        seen = engine.messages.read("best")
-        assert seen == (None if best is None else Best("mine", best[0], best[1] * BATCHES, ""))
-
-
-def test_the_best_of_a_resumed_run_is_known_if_it_was_saved(tmp_path: Path) -> None:
-    def run(values: list[float], **settings: Any) -> Any:
-        hooks = {"runtime_info": RuntimeInfoHook(), "checkpoint": CheckpointHook(save_best="acc")}
-        engine = engine_of(tmp_path, hooks, metrics={"x": Scripted([0.0] * 4), "acc": Scripted(values)}, **settings)
-        engine.train()
-        return engine.messages.read("best")
-
-    assert run([0.25, 0.75], max_epochs=2) == Best("acc", 0.75, 2 * BATCHES, "")
-    resume = tmp_path / "checkpoints" / "best_acc_epoch_2.pth"
-    assert run([0.5, 0.5], max_epochs=4, resume=resume) == Best("acc", 0.75, 2 * BATCHES, str(resume))
 
 
 def test_lr_is_read_when_asked(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_a_run_has_its_curves_its_config_and_what_hooks_have_logged(tmp_path: Pa
     assert page.body.count("data:image/png;base64,") == 1
     assert '<th scope="col">loss</th>' in page.body
     assert "optimizer:\n  lr: 0.01" in page.text
-    assert page.facts["accuracy"] == "0.9500 (last)"
+    assert page.facts["accuracy"] == "0.9500 (no best checkpoint)"
     assert page.facts["memory"] == "100 MiB"
     known = {"model": "Net", "parameters": "4,547", "data": "Spirals: train 9 samples", "experiment": "arms"}
     assert page.facts.items() >= known.items()

@@ -75,8 +75,7 @@ def summary(run: RunData) -> dict[str, object]:
     found: dict[str, object] = {}
     result, last = run.result, run.records[-1] if run.records else None
     if result is not None and result.objective is not None:
-        which = "best" if result.best else "last"
-        found[result.objective.metric] = f"{number(result.objective.value)} ({which})"
+        found[result.objective.metric] = f"{number(result.objective.value)}{result.note or ' (best)'}"
     found |= {**run.subject, "iterations": last and last.iteration}
     if result is not None:
         found |= {f"test {name}": number(value) for name, value in result.test_metrics.items()}
