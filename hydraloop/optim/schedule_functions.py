@@ -144,14 +144,14 @@ class WarmupCosine(Function):
     """A straight line up to the value, then half a cosine down. The last value stays."""
 
     total_iters: int | None = None
-    warmup_iters: int | None = None
+    warmup: int | None = None
     start_factor: float = 0.01
     min_lr_ratio: float = 0.0
-    lengths: ClassVar = ("total_iters", "warmup_iters")
+    lengths: ClassVar = ("total_iters", "warmup")
 
     def scale(self, k: int, length: int) -> float:
         total = self.total_iters or length
-        warmup = total // 20 if self.warmup_iters is None else self.warmup_iters
+        warmup = total // 20 if self.warmup is None else self.warmup
         if k < warmup:
             return self.start_factor + (1 - self.start_factor) * k / warmup
         if k >= total:
@@ -164,15 +164,15 @@ class YOLOX(Function):
     """MMDetection's `YOLOXLrUpdaterHook`: a quadratic warm-up, a cosine, and the lowest value for the last epochs."""
 
     total_iters: int | None = None
-    warmup_iters: int | None = None
+    warmup: int | None = None
     num_last_epochs: int | None = None
     warmup_ratio: float = 1.0
     min_lr_ratio: float = 0.05
-    lengths: ClassVar = ("total_iters", "warmup_iters", "num_last_epochs")
+    lengths: ClassVar = ("total_iters", "warmup", "num_last_epochs")
 
     def scale(self, k: int, length: int) -> float:
         total = self.total_iters or length
-        warmup = total // 60 if self.warmup_iters is None else self.warmup_iters
+        warmup = total // 60 if self.warmup is None else self.warmup
         if k < warmup:
             return self.warmup_ratio * ((k + 1) / warmup) ** 2
         last = total // 20 if self.num_last_epochs is None else self.num_last_epochs

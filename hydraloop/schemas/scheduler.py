@@ -76,7 +76,7 @@ class WarmupCosineConf(_Schedule):
     _target_: str = "hydraloop.optim.WarmupCosine"
     total_iters: Optional[int] = None
     """Length in steps (or epochs). Null: from `begin` to `end`."""
-    warmup_iters: Optional[int] = None
+    warmup: Optional[int] = None
     """Steps (or epochs) of the warm-up. Null: a twentieth of the length, the middle of the usual 3 to 10 %, which fits
     short runs too."""
     start_factor: float = 0.01
@@ -93,7 +93,7 @@ class YOLOXConf(_Schedule):
     _target_: str = "hydraloop.optim.YOLOX"
     total_iters: Optional[int] = None
     """Length in epochs (or steps). Null: from `begin` to `end`."""
-    warmup_iters: Optional[int] = None
+    warmup: Optional[int] = None
     """Epochs (or steps) of the warm-up. Null: a sixtieth of the length, YOLOX's 5 of 300 epochs, in proportion."""
     num_last_epochs: Optional[int] = None
     """Epochs (or steps) at the end with the lowest value. Null: a twentieth of the length, YOLOX's 15 of 300 epochs."""

@@ -301,13 +301,13 @@ def composed(*lines: str, **changes: Any) -> Engine:
 def test_the_config_reaches_the_schedules(tmp_path: Path) -> None:
     """20 batches an epoch: 10 optimizer steps with accumulate 2."""
     engine = composed(
-        "scheduler=[yolox,momentum]", "scheduler.yolox.warmup_iters=2", "scheduler.yolox.num_last_epochs=1",
+        "scheduler=[yolox,momentum]", "scheduler.yolox.warmup=2", "scheduler.yolox.num_last_epochs=1",
         "scheduler.momentum.end=null", "engine.accumulate=2", "engine.max_epochs=5",
         run_dir=tmp_path,
     )  # fmt: skip
     schedules: Any = engine.run.schedules
     yolox = schedules["yolox"].function
-    assert (schedules["yolox"].end, yolox.warmup_iters, yolox.num_last_epochs) == (50, 20, 10)
+    assert (schedules["yolox"].end, yolox.warmup, yolox.num_last_epochs) == (50, 20, 10)
     assert not schedules["yolox"].by_epoch
     assert (schedules["momentum"].begin, schedules["momentum"].end) == (0, 50)
 

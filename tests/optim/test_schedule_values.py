@@ -52,8 +52,8 @@ def yolox(warm_up: int, last: int) -> Formula:
 CASES: list[tuple[str, dict[str, Any], Formula]] = [
     ("warmup_cosine", {"min_lr_ratio": 0.1}, warmup_cosine),
     ("yolox", {}, yolox(1, 3)),
-    ("yolox", {"warmup_iters": 3, "num_last_epochs": 2}, yolox(3 * N, 2 * N)),
-    ("yolox", {"by_epoch": False, "convert_to_iter_based": False, "warmup_iters": 7, "num_last_epochs": 9},
+    ("yolox", {"warmup": 3, "num_last_epochs": 2}, yolox(3 * N, 2 * N)),
+    ("yolox", {"by_epoch": False, "convert_to_iter_based": False, "warmup": 7, "num_last_epochs": 9},
      yolox(7, 9)),
 ]  # fmt: skip
 MMENGINES = {

@@ -285,7 +285,7 @@ def scheduled(run_dir: Path, lr: float, iters: int, schedules: Sequence[Entry], 
 SCHEDULES: dict[str, list[Entry]] = {
     "cosine by epoch": [(Cosine(eta_min=1e-4), {"by_epoch": True})],
     "warm-up before a cosine": [(Linear(0.3), {"end": 3}), (Cosine(eta_min=1e-4), {"begin": 3})],
-    "yolox": [(YOLOX(warmup_iters=3, num_last_epochs=2), {})],
+    "yolox": [(YOLOX(warmup=3, num_last_epochs=2), {})],
     "two that overlap": [(Linear(0.3, total_iters=6), {}), (Cosine(eta_min=1e-4), {})],
 }
 
