@@ -86,7 +86,7 @@ class TestTimeAugmentationHook(Hook):
     that takes a batch of inputs works too, as a mapping with `_target_` in the config.
 
     Use views only if they do not change the meaning of an image. The default, the mirror image, suits most photographs.
-    It makes the test worse for digits, letters and signs; use [identity,shift] for these.
+    It makes the test worse for letters and signs; use [identity,shift] for these.
 
     Priority HIGHEST: all other hooks see the model that is tested. Cost: the time of a test is multiplied by the number
     of views; a copy of the inputs. No host sync, no more memory for the model. No state. Options:

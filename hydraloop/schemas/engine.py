@@ -11,7 +11,7 @@ class EngineConf:
     """How long to train, when to validate, on which device."""
 
     max_epochs: int = 20
-    """Epochs to train. 20 trains the default task to the end in seconds. Ignored if `max_iters` is set."""
+    """Epochs to train. 20 is enough for a small model and a thousand samples. Ignored if `max_iters` is set."""
     max_iters: Optional[int] = None
     """Iterations (batches) to train instead of epochs; the mount points of epochs still fire. Null: use
     `max_epochs`."""

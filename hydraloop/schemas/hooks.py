@@ -195,7 +195,7 @@ class SyncRandomSizeHookConf(HookConf):
     max_ratio: float = 1.3
     """Largest height as a share of the data's height, at least `min_ratio`. MMDetection: 26 * 32 of 640 pixels."""
     divisor: int = 1
-    """Heights and widths are multiples of this number. 1 allows any size, which images of 8 pixels need; detectors
+    """Heights and widths are multiples of this number. 1 allows any size, which small images need; detectors
     usually need 32, MMDetection's value."""
 
 

@@ -167,7 +167,7 @@ class WandbLoggerHookConf(_TrackerConf):
 
     _target_: str = "hydraloop.hooks.WandbLoggerHook"
     init: Dict[str, Any] = field(default_factory=dict)
-    """Further arguments of `wandb.init`, such as `+hooks.wandb.init.project=digits`, `mode`, `entity`, `tags`, `notes`,
+    """Further arguments of `wandb.init`, such as `+hooks.wandb.init.project=mine`, `mode`, `entity`, `tags`, `notes`,
     `group`, `name` and `settings`. Without them, W&B's variables (`WANDB_PROJECT`, …) count. Otherwise `project` is
     `experiment_name`, `name` that of the run, and `group` that of the sweep."""
     log_code: bool = False
@@ -190,7 +190,7 @@ class TestTimeAugmentationHookConf(HookConf):
     transforms: List[Any] = field(default_factory=lambda: ["identity", "hflip"])
     """Views of each image, at least one: `identity`, `hflip`, `vflip`, `rot90`, `rot180`, `rot270`, `shift` (four
     views), and mappings with `_target_`. Each view has the same weight. The default adds the mirror image, as in
-    MMPretrain, which means the same for most photographs. It does not for digits, letters and signs, where it makes
+    MMPretrain, which means the same for most photographs. It does not for letters and signs, where it makes
     the test worse; use [identity,shift] for these."""
     merge: str = "auto"
     """`probabilities`: the mean of the class probabilities, as in MMPretrain; it is passed on as its logarithm.
@@ -211,10 +211,10 @@ class VisualizationHookConf(HookConf):
     """Draws images from every `interval`-th batch of an evaluation, at least 1, until the picture is full. 1, as in
     MMEngine: the first batches."""
     num_images: int = 32
-    """Maximum number of images in a picture, at least 1. 32 digits fill a screen, in a file of about 50 kB."""
+    """Maximum number of images in a picture, at least 1. 32 small images fill a screen, in a file of about 50 kB."""
     size: int = 128
-    """Pixels of an image's longer side in the picture, at least 1. At 128, single pixels of a digit are visible and
-    photographs are recognisable."""
+    """Pixels of an image's longer side in the picture, at least 1. At 128, single pixels of a small image are
+    visible and photographs are recognisable."""
 
 
 def register(store: ConfigStore) -> None:

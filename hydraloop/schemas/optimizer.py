@@ -70,7 +70,7 @@ class _Adam(_Fused):
     """The options that AdamW and Adam share."""
 
     lr: float = 1e-3
-    """Learning rate, above 0. torch's default; with AdamW, it reaches 99 % on the digits."""
+    """Learning rate, above 0. torch's default, which suits most small networks."""
     betas: Tuple[float, float] = (0.9, 0.999)
     """Decay of the running means of the gradient and of its square, 0..1; torch's defaults."""
     eps: float = 1e-8

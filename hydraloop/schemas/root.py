@@ -34,7 +34,7 @@ class Config:
     seed: int = 0
     """Seed of every random number generator. 0: on a CPU, the same command gives the same run; on a GPU, this also
     needs `engine.deterministic=true`."""
-    experiment_name: str = "digits"
+    experiment_name: str = "project"
     """Name of the experiment in trackers; `resume=auto` looks for runs with the same name."""
     resume: Optional[str] = None
     """`auto`, a run directory, or a checkpoint file to continue from. Null: a new run."""
@@ -129,5 +129,5 @@ def register(store: ConfigStore) -> None:
         group="hydraloop",
         name="project",
         package="_global_",
-        node={"defaults": ["/hydraloop", *_CHOICES, "_self_"], "experiment_name": "project"},
+        node={"defaults": ["/hydraloop", *_CHOICES, "_self_"]},
     )

@@ -119,8 +119,7 @@ class LinearConf(_Schedule):
     total_iters: Optional[int] = None
     """Steps (or epochs) to `end_factor`. Null: `end - begin - 1`, as in MMEngine: the last one has this value."""
     end: Optional[int] = 100
-    """First step (or epoch) at which it no longer acts. Null: the end of training. 100 steps, a quarter of the default
-    run's 400."""
+    """First step (or epoch) at which it no longer acts. Null: the end of training. 100 steps, a short warm-up."""
 
 
 @dataclass
