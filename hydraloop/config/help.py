@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import is_dataclass
-from itertools import takewhile
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from hydraloop.schemas.docs import Argument, arguments_of_schema, field_docs, su
 from hydraloop.schemas.engine import DistributedConf, EngineConf
 from hydraloop.schemas.hooks import HookConf
 from hydraloop.schemas.root import Config, InitConf
-from hydraloop.schemas.selected_hooks import HOOK_GROUPS
+from hydraloop.schemas.selected_hooks import HOOK_GROUPS, HOOKS_BY_USE
 from hydraloop.schemas.sweep import SweepConf
 
 _OTHER_GROUPS = {
@@ -81,7 +81,7 @@ def overview(composer: Composer) -> str:
     lines = [f"usage: {command} [group=option …] [key=value …] [flags]", "", "Groups (--help hooks lists the options)"]
     docs = field_docs(Config) | _OTHER_GROUPS
     for group in composer.groups():
-        options = ", ".join(composer.options(group))
+        options = ", ".join(chain(*_by_use(group, composer).values()))
         text = ": ".join(filter(None, [docs.get(group, "").partition("; a group")[0], options]))
         lines.append(f"  {group:<14} {textwrap.shorten(text, 62, placeholder=' …')}")
     sections = {"engine": EngineConf, "distributed": DistributedConf, "sweep": SweepConf, "init": InitConf}
@@ -100,8 +100,11 @@ def page(name: str, overrides: Sequence[str], composer: Composer) -> str:
         UserError: there is no such name, or the config cannot be composed.
     """
     if name in composer.groups():
-        rows = [_row(one, _of_option(name, one, composer, short=True), 20) for one in composer.options(name)]
-        return "\n".join([f"Options of {name} (--help {name}.<option> explains one)", *rows])
+        lines = [f"Options of {name} (--help {name}.<option> explains one)"]
+        for title, options in _by_use(name, composer).items():
+            lines += [f" {title}"] if title and options else []
+            lines += [_row(one, _of_option(name, one, composer, short=True), 20) for one in options]
+        return "\n".join(lines)
     group, option, key = [*name.split(".", 2), "", ""][:3]
     is_option = option in composer.options(group)
     content, package = _content(group, option, composer) if is_option else (OmegaConf.create(), "")
@@ -118,6 +121,14 @@ def page(name: str, overrides: Sequence[str], composer: Composer) -> str:
         remedy = f"Did you mean {any_of(near)}?" if near else "--help names the groups."
         raise UserError("there is no group, option or key of this name", key=name, remedy=remedy)
     return "\n".join(lines)
+
+
+def _by_use(group: str, composer: Composer) -> dict[str, Sequence[str]]:
+    """Return {title: options} of a group, in the order in which the help lists them."""
+    options = composer.options(group)
+    if group != "hooks":
+        return {"": options}
+    return {"This project": [one for one in options if one not in chain(*HOOKS_BY_USE.values())], **HOOKS_BY_USE}
 
 
 def _content(group: str, option: str, composer: Composer) -> tuple[DictConfig, str]:

@@ -23,6 +23,24 @@ HOOK_CLASSES: dict[str, dict[str, Any]] = json.loads(
 `scripts/hook_docs.py` reads them from the source of the classes.
 """
 
+HOOKS_BY_USE = {
+    "Everyday": (
+        "ema",
+        "early_stopping",
+        "freeze",
+        "tensorboard",
+        "mlflow",
+        "wandb",
+        "visualization",
+        "tta",
+        "profiler",
+    ),
+    "Guards": ("check_invalid_loss", "anomaly_detection", "num_class_check", "memory_profiler", "empty_cache"),
+    "Distributed": ("sync_norm", "sync_buffers"),
+    "From MMEngine and MMDetection": ("mode_switch", "sync_random_size", "set_epoch_info", "npu_profiler"),
+}
+"""The options of `hooks` in the order in which the help lists them: the ones used most come first."""
+
 
 def notices(cfg: DictConfig) -> list[str]:
     """Return a line for each consequence of missing default hooks that the run itself does not show."""

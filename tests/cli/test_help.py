@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from hydraloop.config.help import show_help
 from hydraloop.errors import UserError
 from hydraloop.files import environment
 from hydraloop.safety.allowlist import ALLOWLIST, IN_MAIN
+from hydraloop.schemas import stored
+from hydraloop.schemas.selected_hooks import HOOKS_BY_USE
 from tests.e2e.projects import Project
 
 MINE = '''
@@ -91,6 +94,15 @@ def test_one_thing_with_its_type_default_and_reason(
     for part in parts:
         assert part in text, text
     assert all(command in text for command in COMMANDS)
+
+
+def test_hooks_are_listed_in_the_order_of_use(help_of: Help) -> None:
+    """The project's first; each built-in hook has a place."""
+    listed = re.findall(r"^ (?: ([a-z_]+) |([A-Z].*))", help_of("hooks"), re.M)
+    assert [title for _, title in listed if title] == ["This project", *HOOKS_BY_USE]
+    names = [name for name, _ in listed if name]
+    assert names[:3] == ["mine", "weight_norm", "ema"]
+    assert sorted(names[2:]) == sorted(name for name, _ in stored("hooks"))
 
 
 def test_an_own_hook_has_its_docstring_and_the_names_of_its_arguments_and_no_code_of_it_runs(help_of: Help) -> None:
