@@ -248,7 +248,7 @@ class Evaluator:
             return False
         if settings.val_interval is None or progress.last_validation == progress.iteration:
             return False
-        if progress.is_complete or self._requests.stop_reason not in (None, settings.out_of_time):
+        if progress.is_complete or self._requests.stopping_for_good:
             return True
         if settings.val_by_epoch:
             return progress.batch_in_epoch == 0 and self._interval.fires_at(progress.epoch)

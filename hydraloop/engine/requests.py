@@ -119,6 +119,11 @@ class Requests:
         return self.stop_reason is not None
 
     @property
+    def stopping_for_good(self) -> bool:
+        """Whether all ranks have agreed to stop, and a resumed run does not continue: no preemption, no `max_time`."""
+        return self.preempted_by is None and self.stop_reason not in (None, self._run.settings.out_of_time)
+
+    @property
     def preempting(self) -> bool:
         """Whether this process has called `preempt`; other ranks may not know it yet."""
         return self._preemption_requested is not None

@@ -130,7 +130,9 @@ class Report:
                 f"max {duration(timing.max)}"
             )
             parts.append(f"{timing.data_share * timing.total / run:.0%} waiting for data")
-        cells = sorted(((cell[0], name) for name, cell in self._run.calls.seconds.items()), reverse=True)
+        waits: dict[str, float] = self._run.messages.read("tracker_waits") or {}  # a part of the hook's seconds
+        seconds = self._run.calls.seconds
+        cells = sorted(((cell[0] - waits.get(name, 0.0), name) for name, cell in seconds.items()), reverse=True)
         in_hooks = sum(taken for taken, _ in cells)
         if in_hooks:
             parts.append(f"{in_hooks / run:.0%} in hooks")
@@ -139,6 +141,9 @@ class Report:
         if in_hooks:
             rows["hooks"] = ", ".join(f"{name} {duration(taken)}" for taken, name in cells[:_MOST_HOOKS] if taken)
             rows["hooks"] += ", …" if len(cells) > _MOST_HOOKS else ""
+        waited = sum(waits.values())
+        if waited > run / 100:  # less is not worth a line
+            rows["trackers"] = f"waited {duration(waited)} for {', '.join(waits)} at the end"
         return rows
 
     def _what_next(self, result: Result | None) -> dict[str, str]:

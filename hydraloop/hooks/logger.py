@@ -47,10 +47,11 @@ class LoggerHook(Hook):
     runs_after = ("runtime_info", "timer", "grad_clip")
     collective = True
 
-    def __init__(self, *, interval: int | None = 10, ignore_last: bool = True) -> None:
+    def __init__(self, *, interval: int | None = 10) -> None:
         check_at_least(1, "Use 1 or more, or null to switch it off.", interval=interval)
         self._every = Every(interval)
-        self._at_epoch_end = not ignore_last and interval is not None
+        if interval is None:
+            self.idle_points = ("after_train_iter", "after_train_epoch", "after_train")
         self._file: RecordLog | None = None
         """None before the first record, and where a resume has cut the file."""
         self._to_repeat: list[_WrittenRecord] = []
@@ -64,6 +65,8 @@ class LoggerHook(Hook):
         self._iterations_at_record = 0
         """The iterations at the last record of training, or where training began."""
         self._samples_at_record = 0
+        self._rates: dict[str, float | None] = {}
+        """`lr`, `lr/<group>` and `momentum` of the last iteration of an epoch."""
 
     # Making records. -----------------------------------------------------------------------------------------------
 
@@ -101,23 +104,36 @@ class LoggerHook(Hook):
         self._begin_record(engine)
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """Make a record every `interval` iterations.
+        """Make a record every `interval` iterations, and at the last iteration of training.
 
         Raises:
             UserError: its loss is not finite, unless `engine.allow_nan`.
         """
-        if self._every.fires_at(engine.progress.iteration) or (
-            self._at_epoch_end and self.end_of_epoch(engine, batch_idx)
-        ):
-            means = engine.messages.means(engine.distributed)
-            check_names(means)
-            if engine.distributed.is_main:
-                progress = engine.progress
-                iterations = progress.iteration - self._iterations_at_record
-                samples = (progress.samples - self._samples_at_record) / iterations
-                self._print_and_log(engine, _train_record(engine, means, samples))
-            self._begin_record(engine)
-            engine.loss_check.check_record(means)
+        if self.end_of_epoch(engine, batch_idx):  # the record follows in after_train_epoch
+            self._rates = _rates(engine)  # now, because `param_scheduler` is called next, and changes them
+        elif self._every.fires_at(engine.progress.iteration) or self.is_last_train_iter(engine):
+            self._log_training(engine, _rates(engine))
+
+    def after_train_epoch(self, engine: Engine) -> None:
+        """Make the record that closes the epoch. It has the values that hooks before this one add here."""
+        self._log_training(engine, self._rates)
+
+    def after_train(self, engine: Engine) -> None:
+        """Make the last record if training was stopped inside an epoch, unless a resumed run continues it."""
+        is_open = engine.progress.iteration > self._iterations_at_record
+        if is_open and engine.requests.stopping_for_good and engine.error is None:
+            self._log_training(engine, {})  # `param_scheduler` has already changed the lr
+
+    def _log_training(self, engine: Engine, rates: Mapping[str, float | None]) -> None:
+        """Make a record of the iterations since the last record; called on every rank."""
+        means = engine.messages.means(engine.distributed)
+        check_names(means)
+        if engine.distributed.is_main:
+            iterations = engine.progress.iteration - self._iterations_at_record
+            samples = (engine.progress.samples - self._samples_at_record) / iterations
+            self._print_and_log(engine, _train_record(engine, rates, means, samples))
+        self._begin_record(engine)
+        engine.loss_check.check_record(means)
 
     def after_val_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
         self._print_and_log(engine, {**position(engine.progress, "val"), **metrics})
@@ -218,26 +234,35 @@ def _is_own(checkpoint: Path, run_dir: Path) -> bool:
     return folder.is_relative_to(run_dir.resolve()) or folder in map(Path.resolve, checkpoint_folders(run_dir))
 
 
-def _train_record(engine: Engine, means: dict[str, float], samples: float) -> dict[str, Any]:
-    """Return a record of training, with as much as is available of this.
+def _rates(engine: Engine) -> dict[str, float | None]:
+    """Return `lr` and `momentum` of the first parameter group, and `lr/<group>` of each further group.
 
-    `lr` and `momentum` are those of the first parameter group. Each further group adds `lr/<group>`; with several
-    optimizers, the first group of each adds `lr/<optimizer>`. `eta`, `time` and `data_time` are in seconds. `memory` is
-    `peak_memory`. `skipped` is the number of optimizer steps that fp16 or `grad_clip` has skipped. Scalars are means
-    over the iterations since the last record and over all ranks; the losses come last.
-
-    Args:
-        means: the scalars of the record.
-        samples: of all ranks in an iteration, the mean.
+    With several optimizers, the first group of each is `lr/<optimizer>`.
     """
     read = engine.messages.read
-    record = {**position(engine.progress, "train"), "lr": read("lr"), **read("lrs", {})}
-    record["momentum"] = read("momentum")
-    record["eta"] = read("eta")
-    record["time"] = means.pop("time", None)
+    return {"lr": read("lr"), **read("lrs", {}), "momentum": read("momentum")}
+
+
+def _train_record(
+    engine: Engine, rates: Mapping[str, float | None], means: dict[str, float], samples: float
+) -> dict[str, Any]:
+    """Return a record of training, without the values that are None.
+
+    `eta`, `time` and `data_time` are in seconds. `memory` is `peak_memory`. `skipped` is the number of optimizer steps
+    that fp16 or `grad_clip` has skipped. The losses come last.
+
+    Args:
+        engine: of the run.
+        rates: the learning rates and the momentum.
+        means: the scalars, as means over the iterations since the last record and over all ranks.
+        samples: of all ranks in an iteration, the mean.
+    """
+    time = means.pop("time", None)
+    record: dict[str, Any] = {**position(engine.progress, "train"), **rates}
+    record["eta"] = engine.messages.read("eta")
+    record["time"] = time
     record["data_time"] = means.pop("data_time", None)
-    if record["time"] is not None:
-        record["samples_per_second"] = samples / record["time"]
+    record["samples_per_second"] = None if time is None else samples / time
     record["memory"] = peak_memory(engine.device)
     record["skipped"] = engine.run.precision.skipped or None
     losses = {name: value for name, value in means.items() if "loss" in name}

@@ -28,10 +28,8 @@ class LoggerHookConf(HookConf):
 
     _target_: str = "hydraloop.hooks.LoggerHook"
     interval: Optional[int] = 10
-    """Iterations between two records of training. 10, as in MMEngine. Null: records of validation and test only."""
-    ignore_last: bool = True
-    """Whether the iterations left at the end of an epoch, fewer than `interval`, become part of the next record (as in
-    MMEngine). False: they get their own record."""
+    """Iterations between two records of training. 10, as in MMEngine. A record also closes each epoch, and the
+    training. Null: records of validation and test only."""
 
 
 @dataclass

@@ -161,7 +161,7 @@ class TrackerHook(Hook):
             raise TrackerError(self._trouble)
 
     def after_run(self, engine: Engine) -> None:
-        """Send the rest in bounded time, and add the number of records sent to the summary.
+        """Send the rest in bounded time, and add the number of records sent, and the time, to the summary.
 
         The trackers are served together, so they take no longer than the slowest. Ctrl-C ends the waiting and does not
         change the status of the run. A job of a sweep does not wait.
@@ -171,6 +171,7 @@ class TrackerHook(Hook):
             sending = self._begin(engine, trains=False)
         if sending is None or not self._is_used:
             return
+        began = time.monotonic()
         if sending.sender is not None:
             try:
                 sending.sender.finish(sending.seconds, **_ending(engine, is_new=sending.is_new))
@@ -178,10 +179,12 @@ class TrackerHook(Hook):
             except KeyboardInterrupt:  # result.json is written already
                 log.warning("interrupted: not waiting for the trackers to send the rest")
                 sending.sender.kill()
+        waits = {**(engine.messages.read("tracker_waits") or {}), self.name: time.monotonic() - began}
+        engine.messages.provide("tracker_waits", lambda: waits)
         self._read_cursor(engine, sending)
         summary = self._summary(engine.run_dir, sending)
-        told = {**(engine.messages.read("tracked") or {}), self.name: summary}
-        engine.messages.provide("tracked", lambda: told)
+        summaries = {**(engine.messages.read("tracked") or {}), self.name: summary}
+        engine.messages.provide("tracked", lambda: summaries)
 
     def _begin(self, engine: Engine, *, trains: bool) -> _Sending:
         """Describe the run and start its sender. The first tracker does so for all of them.

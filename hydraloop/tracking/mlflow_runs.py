@@ -108,7 +108,7 @@ def shown(uri: str) -> str:
 
 
 def page(uri: str, path: str) -> str | None:
-    """Return where a person finds a page of MLflow; for an SQLite database, after the command to type.
+    """Return the address of a page of MLflow; for an SQLite database, the command to run and the address to open.
 
     MLflow 3 opens *GenAI* unless the path has `workflowType=machine_learning`.
     """
@@ -116,7 +116,7 @@ def page(uri: str, path: str) -> str | None:
         return f"{shown(uri)}/#/{path}" if uri.startswith(("http:", "https:")) else None
     is_default = uri == sqlite_uri(Path.cwd() / "mlflow.db")
     command = "mlflow ui" if is_default else f"mlflow ui --backend-store-uri {shlex.quote(uri)}"
-    return f"{command}, {_LOCAL}/#/{path}"
+    return f"run `{command}` and open {_LOCAL}/#/{path}"
 
 
 def connected(uri: str) -> MlflowClient:

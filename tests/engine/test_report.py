@@ -179,6 +179,13 @@ def test_summary_of_a_finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     # 25% of the iterations' 0.03 s, and 6 s in the hook `slow`: both are shares of the same 12 s.
     assert re.fullmatch(r"12.00s: 0% waiting for data, 5\d% in hooks", rows["time"])
     assert re.fullmatch(r"slow 6\.0\ds, logger [^,]+", rows["hooks"])
+    assert "trackers" not in rows
+    # Waiting for trackers is a row, and no work of a hook.
+    engine.messages.provide("tracker_waits", lambda: {"slow": 5.0, "mlflow": 0.0})
+    waiting = _rows(summary(engine, 12.0))
+    assert waiting["trackers"] == "waited 5.00s for slow, mlflow at the end"
+    assert re.fullmatch(r"12.00s: 0% waiting for data, [89]% in hooks", waiting["time"])
+    assert re.fullmatch(r"slow 1\.0\ds, logger [^,]+", waiting["hooks"])
     assert rows["records"] == os.path.join("run", "metrics.jsonl")
     assert rows["profile"] == "tensorboard --logdir " + os.path.join("run", "tf_tracing_logs")
     assert "continue" not in rows

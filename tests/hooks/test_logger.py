@@ -21,6 +21,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.messages import position
+from hydraloop.engine.run import Settings
 from hydraloop.errors import UserError
 from hydraloop.files.metrics_writer import cuts
 from hydraloop.hooks.checkpoint import CheckpointHook
@@ -108,14 +109,15 @@ def test_records_of_a_run(tmp_path: Path) -> None:
     records = _lines(tmp_path)
     assert records == listener.records
     assert [(record["mode"], record["epoch"], record["iteration"]) for record in records] == [
-        ("train", 1, 5), ("val", 1, 7), ("train", 2, 10), ("val", 2, 14), ("test", 2, 14),
+        ("train", 1, 5), ("train", 1, 7), ("val", 1, 7),
+        ("train", 2, 10), ("train", 2, 14), ("val", 2, 14), ("test", 2, 14),
     ]  # fmt: skip
     losses = [loss.item() for loss in listener.losses]
     assert records[0]["loss"] == pytest.approx(sum(losses[:5]) / 5)
-    assert records[2]["loss"] == pytest.approx(sum(losses[5:10]) / 5)
+    assert records[3]["loss"] == pytest.approx(sum(losses[7:10]) / 3)
     assert (records[0]["lr"], records[0]["momentum"]) == (0.01, 0.5)
-    assert records[3]["loss"] == engine.metrics["loss"]
-    assert records[4]["loss"] == engine.evaluator.test_metrics["loss"]
+    assert records[5]["loss"] == engine.metrics["loss"]
+    assert records[6]["loss"] == engine.evaluator.test_metrics["loss"]
 
 
 def test_a_train_record_has_everything_in_order(tmp_path: Path) -> None:
@@ -136,25 +138,64 @@ def test_samples_per_second_are_the_samples_since_the_last_record_by_their_time(
 
     def train(**settings: Any) -> None:
         batches = [(torch.ones(size, 3), torch.ones(size, 2)) for size in sizes]
-        hooks = {"timer": IterTimerHook(), "logger": LoggerHook(interval=4), "checkpoint": CheckpointHook()}
+        checkpoint = CheckpointHook(interval=6, by_epoch=False)
+        hooks = {"timer": IterTimerHook(), "logger": LoggerHook(interval=4), "checkpoint": checkpoint}
         engine_of(tmp_path, hooks, train=batches, val=False, **settings).train()
 
-    train(max_epochs=1)
-    train(max_epochs=3, resume=tmp_path / "checkpoints" / "epoch_1.pth")
-    found = [(record["iteration"], record["samples_per_second"] * record["time"]) for record in _lines(tmp_path)]
-    means = [sum(sizes[:4]) / 4, sum(sizes[:3]) / 3, (8 + 10 + 2 + 4) / 4]
-    assert found == [(4, pytest.approx(means[0])), (8, pytest.approx(means[1])), (12, pytest.approx(means[2]))]
+    train(max_epochs=2)
+    train(max_epochs=3, resume=tmp_path / "checkpoints" / "iter_6.pth")
+    samples = {record["iteration"]: record["samples_per_second"] * record["time"] for record in _lines(tmp_path)}
+    means = {4: sum(sizes[:4]) / 4, 5: 10, 8: (4 + 6) / 2, 10: (8 + 10) / 2, 12: (2 + 4) / 2, 15: (6 + 8 + 10) / 3}
+    assert samples == pytest.approx(means)
 
 
-def test_the_rest_of_an_epoch_gets_its_record_if_asked(tmp_path: Path) -> None:
-    engine = _engine(tmp_path, LoggerHook(interval=5, ignore_last=False))
+@pytest.mark.parametrize(
+    ("options", "iterations"),
+    [
+        ({"max_epochs": 2}, [5, 7, 10, 14]),
+        ({"max_iters": 17}, [5, 7, 10, 14, 15, 17]),
+        ({"max_epochs": 2, "stop": "a hook"}, [5, 7, 9]),
+        ({"max_epochs": 2, "stop": Settings().out_of_time}, [5, 7]),  # a resumed run makes the record of 10
+    ],
+)
+def test_a_record_closes_each_epoch_and_the_training(
+    tmp_path: Path, options: dict[str, Any], iterations: list[int]
+) -> None:
+    """Without it, the last values of a run would be missing, and a run shorter than the interval would have none."""
+    stop = options.pop("stop", None)
+    engine = _engine(tmp_path, LoggerHook(interval=5), settings={"max_epochs": None, **options})
+    if stop is not None:
+        engine = _with(engine, stop=at("after_train_iter", lambda engine: engine.request_stop(stop), nth=9))
     engine.train()
-    train = [record["iteration"] for record in _lines(tmp_path) if record["mode"] == "train"]
-    assert train == [5, 7, 10, 14]
+    records = [record for record in _lines(tmp_path) if record["mode"] == "train"]
+    assert [record["iteration"] for record in records] == iterations
+    losses = [loss.item() for loss in engine.hooks["listener"].losses]
+    for record, begin in zip(records, [0, *iterations], strict=False):
+        ended = losses[begin : record["iteration"]]
+        assert record["loss"] == pytest.approx(sum(ended) / len(ended))
+
+
+def test_a_value_of_the_end_of_an_epoch_is_in_the_record_that_closes_it(tmp_path: Path) -> None:
+    """Also if the interval fires at that iteration. The lr is the one that the iteration used, before schedules."""
+
+    def schedule(engine: Engine) -> None:
+        engine.optimizer.param_groups[0]["lr"] = engine.progress.iteration / 100
+
+    def add(engine: Engine) -> None:
+        engine.messages.add("norm", engine.progress.epoch)
+
+    hooks = {
+        "schedule": at("after_train_iter", schedule, nth=0, priority=70),
+        "ending": at("after_train_epoch", add, nth=0),
+    }
+    _with(_engine(tmp_path, LoggerHook(interval=7)), **hooks).train()
+    records = [record for record in _lines(tmp_path) if record["mode"] == "train"]
+    assert [(record["epoch"], record["iteration"], record["norm"]) for record in records] == [(1, 7, 1), (2, 14, 2)]
+    assert [record["lr"] for record in records] == [0.06, 0.13]
 
 
 def test_interval_null_leaves_the_evaluations(tmp_path: Path) -> None:
-    engine = _engine(tmp_path, LoggerHook(interval=None, ignore_last=False))
+    engine = _engine(tmp_path, LoggerHook(interval=None))
     engine.train()
     assert [record["mode"] for record in _lines(tmp_path)] == ["val", "val", "test"]
 
@@ -239,7 +280,7 @@ def test_a_second_run_appends_after_the_last_whole_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("checkpoint", "again"),
     [
-        ("epoch_1.pth", [("val", 7), ("train", 10), ("val", 14), ("test", 14)]),
+        ("epoch_1.pth", [("val", 7), ("train", 10), ("train", 14), ("val", 14), ("test", 14)]),
         ("epoch_2.pth", [("val", 14), ("test", 14)]),
     ],
 )
@@ -388,8 +429,8 @@ def test_one_host_sync_a_record(tmp_path: Path) -> None:
         engine.train()
     listener = engine.hooks["listener"]
     assert isinstance(listener, Listener)
-    assert [record["iteration"] for record in listener.records] == [2, 4, 6, 8, 10, 12, 14]
-    assert syncs.count == 7 + 1, "the weights are checked at the end"
+    assert [record["iteration"] for record in listener.records] == [2, 4, 6, 7, 8, 10, 12, 14]
+    assert syncs.count == 8 + 1, "the weights are checked at the end"
 
 
 def records_of_a_rank(distributed: Distributed, run_dir: str) -> tuple[list[str], list[Any], list[float]]:

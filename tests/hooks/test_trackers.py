@@ -74,7 +74,7 @@ def test_mlflow_has_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     hook = MLflowLoggerHook(tags={"n": 1, "mlflow.runName": "first"}, flush_timeout=60.0)
     cursor, engine = trained(folder / "run", "mlflow", hook)
     summary = engine.messages.read("tracked")["mlflow"]
-    assert summary.startswith("4 of 4 records sent, mlflow ui, http://localhost:5000/#/experiments/")
+    assert summary.startswith("4 of 4 records sent, run `mlflow ui` and open http://localhost:5000/#/experiments/")
     assert cursor.complete
     found = client().get_run(cursor.memory["run_id"])
     assert (found.info.run_name, found.info.status) == ("first", "FINISHED")

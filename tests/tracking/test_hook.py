@@ -165,6 +165,7 @@ def test_ctrl_c_ends_the_waiting_and_nothing_else(tmp_path: Path, caplog: pytest
         "interrupted: not waiting for the trackers to send the rest"
     ]
     assert "sends the rest" in engine.messages.read("tracked")[NAME]
+    assert 0 < engine.messages.read("tracker_waits")[NAME] < engine.calls.seconds[NAME][0]
     until(lambda: followers(tmp_path) == [])  # it is not waited for
 
 

@@ -32,7 +32,7 @@ def test_the_page_of_a_run(folder: Path) -> None:
     tracker.send([*training(0, 5), Record(5, "val", 1, 20, BEGAN, {"accuracy": 0.5}, {}, (picture,))])
     tracker.finish(Finish("finished"))
     send_files(tracker)
-    printed = str(tracker.where).split(", ")[1].removeprefix("http://localhost:5000")
+    printed = str(tracker.where).split(" http://localhost:5000")[1]
     quick = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     with pages.served(["mlflow", "ui", "--workers", "1"], folder, **quick) as address, pages.browser(folder) as browser:
         browser.driver.get(address + printed)

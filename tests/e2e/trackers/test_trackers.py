@@ -99,7 +99,8 @@ def test_every_tracker_has_the_whole_run(tracked: Tracked) -> None:
     assert {record["mode"] for record in run.records} == {"train", "val", "test"}
     assert not re.search(r"warning:|failed at", done.text), done.text
 
-    assert summary(done, "mlflow").startswith(f"{count} of {count} records sent, mlflow ui, http://localhost:5000/#/")
+    shown = f"{count} of {count} records sent, run `mlflow ui` and open http://localhost:5000/#/"
+    assert summary(done, "mlflow").startswith(shown)
     found = tracked.first
     assert {key: line for key, line in found.points.items() if not key.startswith("best/")} == expected
     assert found.latest.items() >= {key: line[-1] for key, line in expected.items()}.items()
@@ -147,7 +148,8 @@ def test_a_resumed_run_is_the_same_run_everywhere(tracked: Tracked) -> None:
 
     found = mlflow_run(tracked.project.path)
     assert (found.uid, found.status) == (before.uid, "FINISHED")
-    assert summary(done, "mlflow").startswith(f"{count} of {count} records sent, mlflow ui, http://localhost:5000/#/")
+    shown = f"{count} of {count} records sent, run `mlflow ui` and open http://localhost:5000/#/"
+    assert summary(done, "mlflow").startswith(shown)
     for key, line in expected.items():
         # MLflow removes no points: the test of the first attempt stays. The validation had the same values.
         assert found.points[key] == ([*earlier[key], *line] if key.startswith("test/") else line), key

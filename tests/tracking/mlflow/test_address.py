@@ -69,7 +69,7 @@ def test_signs_in_the_path_of_a_project(folder: Path, empty_database: Path) -> N
     tracker.finish(Finish("finished"))
     while tracker.send_file():
         pass
-    command = shlex.split(str(mlflow_runs.page(tracker.memory["tracking_uri"], "x")).rpartition(", ")[0])
+    command = shlex.split(str(mlflow_runs.page(tracker.memory["tracking_uri"], "x")).split("`")[1])
     assert make_url(command[-1]).database == str(project / "mlflow.db")
     assert len(points(tracker, "train/loss", command[-1])) == 2
     assert list((project / "mlruns").rglob("config.yaml"))
@@ -78,10 +78,10 @@ def test_signs_in_the_path_of_a_project(folder: Path, empty_database: Path) -> N
 
 def test_the_command_that_shows_a_database(folder: Path) -> None:
     def command(uri: str) -> str:
-        return str(mlflow_runs.page(uri, "x")).removesuffix(", http://localhost:5000/#/x")
+        return str(mlflow_runs.page(uri, "x")).removesuffix(" and open http://localhost:5000/#/x")
 
-    assert command(f"sqlite:///{folder}/mlflow.db") == "mlflow ui"
-    assert command("sqlite:////a b/x.db") == "mlflow ui --backend-store-uri 'sqlite:////a b/x.db'"
+    assert command(f"sqlite:///{folder}/mlflow.db") == "run `mlflow ui`"
+    assert command("sqlite:////a b/x.db") == "run `mlflow ui --backend-store-uri 'sqlite:////a b/x.db'`"
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_the_run_is_there(folder: Path) -> None:
     assert text(tracker, "config.yaml") == "a: 1\n"
     assert info.artifact_uri.startswith(str(folder / "mlruns" / "digits"))
     page = f"#/experiments/{info.experiment_id}/runs/{info.run_id}?workflowType=machine_learning"
-    assert tracker.where == f"mlflow ui, http://localhost:5000/{page}"
+    assert tracker.where == f"run `mlflow ui` and open http://localhost:5000/{page}"
 
 
 def test_parameters_are_those_that_distinguish_runs(folder: Path) -> None:
@@ -302,7 +302,9 @@ def test_another_address_than_before_gets_everything_if_the_cursor_is_deleted(
     with pytest.raises(GoneError, match=f"sqlite:///{folder}/new/mlflow.db does not have run"):
         opened(tracker.run, tracker.memory, tracking_uri="sqlite:///new/mlflow.db")
     moved = opened(tracker.run, {}, tracking_uri="sqlite:///new/mlflow.db")
-    assert str(moved.where).startswith(f"mlflow ui --backend-store-uri sqlite:///{folder}/new/mlflow.db, http://")
+    assert str(moved.where).startswith(
+        f"run `mlflow ui --backend-store-uri sqlite:///{folder}/new/mlflow.db` and open http://"
+    )
 
 
 def test_a_password_is_not_stored_and_not_a_part_of_the_address(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
