@@ -289,7 +289,8 @@ class Controller:
     def _end_jobs_early(self) -> None:
         """End the jobs that the source does not need any more.
 
-        Other rules that end a running job belong here, such as one for a job that has written no record for an hour.
+        Other rules that end a running job belong here. Example: send SIGTERM to a silent job, which has written no
+        record for an hour, and let `_write_end` write that it has failed.
         """
         if self._is_stopping:
             return
