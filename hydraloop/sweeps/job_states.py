@@ -21,7 +21,7 @@ from hydraloop.files.atomic import read_json
 from hydraloop.files.checkpoint_files import END_UNWRITTEN, candidates
 from hydraloop.files.config_yaml import plain
 from hydraloop.files.metrics_log import FILENAME as RECORDS
-from hydraloop.files.result import PAUSE, PREEMPTED, Result, digest
+from hydraloop.files.result import PAUSE, Result, digest, preempted_by
 from hydraloop.files.run_directory import checkpoint_folders
 from hydraloop.launch.exit import REQUEUE
 
@@ -91,9 +91,7 @@ class JobState:
     @property
     def preempted_by(self) -> str | None:
         """What has preempted the job: the name of a signal, or a time limit. None if it was not preempted."""
-        reason = self.reason or ""
-        is_preempted = self.state == "interrupted" and reason.startswith(PREEMPTED)
-        return reason.removeprefix(PREEMPTED) if is_preempted else None
+        return preempted_by(self.reason) if self.state == "interrupted" else None
 
     @property
     def has_diverged(self) -> bool:
@@ -165,7 +163,7 @@ def ended_from_result(running: JobState, run_dir: Path) -> JobState | None:
         reason=result.reason,
         iterations=result.progress.get("iteration", running.iterations),
         checkpoint=_checkpoint(None if result.best is None else result.best.checkpoint, run_dir),
-        seconds=running.seconds + result.seconds,
+        seconds=running.seconds + result.seconds - result.earlier_seconds,
     )
     if result.objective is not None:
         state = replace(
