@@ -33,6 +33,8 @@ _PREEMPTED = "preempted by "
 """Begins the reason of a run that has saved and ended, to be continued."""
 _CTRL_C = f"{_INTERRUPTED}Ctrl-C"
 """The reason if Ctrl-C has preempted it."""
+NO_CHECKPOINT = " (no best checkpoint)"
+"""Follows the value of a best validation that was not kept as a file."""
 PAUSE = "engine.pause_after"
 """The option that pauses a run. The name begins what has preempted such a run."""
 _MOST = 2_000
@@ -128,13 +130,18 @@ class Result:
         return None if self.objective is None else self.objective.value
 
     @property
+    def best_checkpoint(self) -> Path | None:
+        """The file of the best validation; None if it was not kept."""
+        return None if self.best is None or self.best.checkpoint is None else Path(self.best.checkpoint)
+
+    @property
     def note(self) -> str:
         """What to print after the objective, in parentheses; empty if it is that of the best checkpoint, or NaN."""
         if self.objective is None or math.isnan(self.objective.value):
             return ""
         if self.objective.rule is None:
             return " (last)"
-        return " (no best checkpoint)" if self.best is None or self.best.checkpoint is None else ""
+        return NO_CHECKPOINT if self.best_checkpoint is None else ""
 
     @property
     def preempted_by(self) -> str | None:

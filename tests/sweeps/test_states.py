@@ -97,14 +97,14 @@ def test_a_job_that_pause_after_has_ended_is_paused(tmp_path: Path) -> None:
         assert not ended.is_over
 
 
-def test_the_best_checkpoint_or_the_newest(tmp_path: Path) -> None:
-    for name in ("epoch_1.pth", "epoch_2.pth"):
-        (tmp_path / "checkpoints").mkdir(exist_ok=True)
-        (tmp_path / "checkpoints" / name).write_text("")
-    FINISHED.write(tmp_path)
+def test_the_checkpoint_is_that_of_the_best_validation(tmp_path: Path) -> None:
+    """Another file would have other weights than the value beside it."""
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "epoch_2.pth").write_text("")
+    replace(FINISHED, best=Best("accuracy", 0.75, 40)).write(tmp_path)
     ended = job_states.ended_from_result(RUNNING, tmp_path)
     assert ended is not None
-    assert ended.checkpoint == "checkpoints/epoch_2.pth"
+    assert ended.checkpoint is None
     best = Best("accuracy", 0.9, 20, str(tmp_path / "checkpoints" / "best.pth"))
     replace(FINISHED, best=best, objective=Objective("accuracy", "greater", 0.9, 20)).write(tmp_path)
     ended = job_states.ended_from_result(RUNNING, tmp_path)
