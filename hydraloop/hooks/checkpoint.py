@@ -20,25 +20,24 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from itertools import cycle
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.engine.interval import Every
-from hydraloop.errors import UserError
 from hydraloop.files.atomic import file_name
 from hydraloop.files.checkpoint_files import BEST, SUFFIX
 from hydraloop.files.result import FILENAME as RESULT_FILE
 from hydraloop.files.result import is_better
 from hydraloop.files.run_directory import CHECKPOINTS
-from hydraloop.hooks.checkpoint_copies import CheckpointFolder, check_keys, publish, published_files
-from hydraloop.hooks.monitoring import RULES, check_metric, check_validated, higher_is_better, is_validated
-from hydraloop.schemas.option_checks import check_at_least, check_choice, seconds_of
+from hydraloop.hooks.checkpoint_copies import check_keys, publish_all, published_files
+from hydraloop.hooks.checkpoint_folder import BestFile, CheckpointFolder, KeptFiles
+from hydraloop.hooks.monitoring import MonitoredMetrics, check_validated
+from hydraloop.schemas.option_checks import check_at_least, seconds_of
 
 if TYPE_CHECKING:
     from hydraloop.engine.engine import Engine
@@ -47,77 +46,6 @@ log = logging.getLogger(__name__)
 
 _SPECIAL = r"[^\w.@=+-]"
 """Characters that are special in paths, globs or the command line: `val/acc` becomes `val_acc`."""
-
-
-@dataclass(frozen=True, slots=True)
-class BestFile:
-    """The checkpoint of the best validation by one metric."""
-
-    value: float
-    iteration: int
-    path: Path
-
-
-@dataclass(frozen=True, slots=True)
-class Files:
-    """The checkpoints of a run. A save makes a new list, so that a failed save can restore the one before it."""
-
-    best: Mapping[str, BestFile] = field(default_factory=dict)
-    """By metric."""
-    regular: tuple[Path, ...] = ()
-    """The regular files to keep, oldest first."""
-    obsolete: tuple[Path, ...] = ()
-    """Files to delete when the newest file is on the disk: best files that a better one replaces, and regular files
-    beyond `max_keep_ckpts`."""
-    last_saved: int = 0
-    """The iteration of the newest regular file."""
-
-    def with_regular(self, path: Path, iteration: int, max_keep: int | None) -> Files:
-        """Add a regular file; the oldest ones beyond `max_keep` become obsolete."""
-        regular = (*(other for other in self.regular if other != path), path)
-        surplus = 0 if max_keep is None else max(0, len(regular) - max_keep)
-        return replace(
-            self,
-            regular=regular[surplus:],
-            obsolete=(*self.obsolete, *regular[:surplus]),
-            last_saved=iteration,
-        )
-
-    def with_best(self, new: Mapping[str, BestFile]) -> Files:
-        """Set the best file of each of these metrics; those before them become obsolete."""
-        replaced = [self.best[metric].path for metric in new if metric in self.best]
-        return replace(self, best={**self.best, **new}, obsolete=(*self.obsolete, *replaced))
-
-    def to_delete(self) -> list[Path]:
-        """Return the obsolete files, without those that are in use: two metrics can share a best file."""
-        in_use = {*self.regular, *(best.path for best in self.best.values())}
-        return [path for path in self.obsolete if path not in in_use]
-
-    def state(self, folder: CheckpointFolder) -> dict[str, Any]:
-        """Return plain values, with paths as the folder names them."""
-        return {
-            "best": {
-                metric: {"value": best.value, "iteration": best.iteration, "checkpoint": folder.relative(best.path)}
-                for metric, best in self.best.items()
-            },
-            "regular": [folder.relative(path) for path in self.regular],
-            "obsolete": [folder.relative(path) for path in self.obsolete],
-            "last_saved": self.last_saved,
-        }
-
-    @classmethod
-    def of(cls, state: Mapping[str, Any], folder: Path, metrics: Collection[str]) -> Files:
-        """Return the files of a `state`, with the best files of these metrics, even if the files do not exist."""
-        return cls(
-            best={
-                metric: BestFile(entry["value"], entry["iteration"], folder / entry["checkpoint"])
-                for metric, entry in state["best"].items()
-                if metric in metrics
-            },
-            regular=tuple(folder / name for name in state["regular"]),
-            obsolete=tuple(folder / name for name in state["obsolete"]),
-            last_saved=state["last_saved"],
-        )
 
 
 class CheckpointHook(Hook):
@@ -165,7 +93,7 @@ class CheckpointHook(Hook):
         self.by_epoch = by_epoch
         self._min_seconds = None if min_time is None else seconds_of(min_time, key="min_time")
         self._last_save_at = -math.inf
-        self.idle_points = ["after_train_iter" if by_epoch else "after_train_epoch"]
+        """When the last save began, by `perf_counter`: a run saves its first epoch, which shows a full disk early."""
         self.max_keep_ckpts = max_keep_ckpts
         self.save_last = save_last
         self.save_optimizer = save_optimizer
@@ -175,24 +103,13 @@ class CheckpointHook(Hook):
         self.published_keys = [str(entry) for entry in published_keys or ()]
         check_keys(self.published_keys)
 
-        self._save_best = _metrics_of(save_best)
-        """The metrics as given; empty for no best file."""
-        self._rules = _as_list(rule)
-        """One rule for all metrics, or one for each."""
-        self._greater_keys = greater_keys
-        self._less_keys = less_keys
-        for each in self._rules:
-            check_choice(RULES, rule=each)
-        if not isinstance(rule, str | None) and len(self._rules) not in (1, len(self._save_best)):
-            raise UserError(
-                f"{len(self._rules)} rules for {len(self._save_best)} metrics in save_best",
-                key="rule",
-                remedy="Set one rule for all, or a list with one rule for each.",
-            )
-
+        self._monitored = MonitoredMetrics(save_best, rule, greater_keys, less_keys)
         self._higher: dict[str, bool] = {}
         """By monitored metric, in the order of `save_best`: whether its high values are good."""
-        self._files = Files()
+        self._files = KeptFiles()
+        """The files on the disk."""
+        self._files_after_save: KeptFiles | None = None
+        """While a save runs, and in its checkpoint: the files once it is written. None: no save runs."""
         self._folder: CheckpointFolder | None = None
         self._resumed_from: Path | None = None
         """The file that the run was resumed from, until the first optimizer step."""
@@ -206,7 +123,7 @@ class CheckpointHook(Hook):
         Raises:
             UserError: a metric is unknown, no rule applies to it, or the folder cannot be used.
         """
-        self._higher = self._directions(engine)
+        self._higher = self._monitored.directions(engine, key=self.key)
         if self._higher:
             metric, higher = next(iter(self._higher.items()))
             engine.evaluator.set_objective(metric, higher=higher)
@@ -230,9 +147,10 @@ class CheckpointHook(Hook):
             check_validated(engine, key=f"{self.key}.save_best")
         if engine.distributed.is_main:
             self.folder.remove_unfinished()
+        self._files_after_save = None  # of a save that an error has ended
         self._training = True
 
-    # When a checkpoint is written. For another rule, such as every six hours, add a request here. ------------------
+    # When a checkpoint is requested. Every six hours: `min_time=6h`. Another rule: change `_may_save`. --------------
 
     def before_train_epoch(self, engine: Engine) -> None:
         """In a resumed run, let `last_checkpoint` name its checkpoint, once a step was trained."""
@@ -241,22 +159,24 @@ class CheckpointHook(Hook):
 
     def after_train_epoch(self, engine: Engine) -> None:
         """Request the epoch's checkpoint, at the interval. Its validation comes later."""
-        self._request_regular(engine, engine.progress.epoch, last=self.is_last_train_epoch(engine))
+        if self.by_epoch:
+            self._request_regular(engine, engine.progress.epoch, is_last=self.is_last_train_epoch(engine))
 
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Request the iteration's checkpoint, at the interval."""
-        self._request_regular(engine, engine.progress.iteration, last=self.is_last_train_iter(engine))
+        if not self.by_epoch:
+            self._request_regular(engine, engine.progress.iteration, is_last=self.is_last_train_iter(engine))
 
-    def _request_regular(self, engine: Engine, n: int, *, last: bool) -> None:
-        """Request a regular checkpoint after the n-th epoch or iteration, at the interval and after the last one."""
-        if self.save_last and last:
+    def _request_regular(self, engine: Engine, n: int, *, is_last: bool) -> None:
+        """Request a checkpoint if epoch or iteration `n` is the last one, or if interval and `min_time` allow it."""
+        if is_last and self.save_last:
             self._request(engine, "regular", self._write_regular)
-        elif self._every.fires_at(n) and self._is_time(engine):
+        elif self._every.fires_at(n) and self._may_save(engine):
             # The clocks of ranks differ: with `min_time`, it is written when all ranks have requested it.
             self._request(engine, "regular", self._write_regular, agreed=self._min_seconds is None)
 
-    def _is_time(self, engine: Engine) -> bool:
-        """Return whether `min_time` is over since the last save began, and the last save is on the disk."""
+    def _may_save(self, engine: Engine) -> bool:
+        """Return whether `min_time` has passed since the last save began, and this save has ended."""
         if self._min_seconds is None:
             return True
         return perf_counter() >= self._last_save_at + self._min_seconds and not engine.checkpoints.is_writing
@@ -267,7 +187,7 @@ class CheckpointHook(Hook):
             return
         new_best: dict[str, float] = {}
         for metric, higher in self._higher.items():
-            best = self._files.best.get(metric)
+            best = self._newest_files.best.get(metric)
             if metric not in metrics:
                 log.warning("%s: the validation did not report %s, so it cannot be the best", self.key, metric)
             elif is_better(engine.evaluator.comparable[metric], None if best is None else best.value, higher=higher):
@@ -280,17 +200,18 @@ class CheckpointHook(Hook):
         self._training = False
         if engine.error is not None:
             return
-        preempted = engine.requests.preempted_by is not None
         is_unsaved = engine.progress.iteration > self._files.last_saved
-        if preempted and self._was_saved_before_validation(engine):
-            is_unsaved = True
-        if is_unsaved and (self.save_last or preempted):
+        if engine.requests.preempted_by is None:
+            needs_save = is_unsaved and self.save_last
+        else:
+            needs_save = is_unsaved or self._was_saved_before_validation(engine)
+        if needs_save:
             self._request(engine, "regular", self._write_regular)
         if self.published_keys:
             self._request(engine, "published", self._publish)
 
     def _was_saved_before_validation(self, engine: Engine) -> bool:
-        """Return whether a run that resumes from the last checkpoint would repeat a completed validation."""
+        """Return whether a run that resumes from the last regular checkpoint would repeat a completed validation."""
         progress = engine.progress
         has_trained = progress.iteration > progress.began_at
         return has_trained and progress.last_validation == progress.iteration
@@ -301,53 +222,49 @@ class CheckpointHook(Hook):
     # How it is written. The engine calls these on every rank, between two accumulation windows. --------------------
 
     def _write_regular(self, engine: Engine) -> None:
-        engine.checkpoints.wait_for_save()  # the outcome of the save before decides which files there are
+        engine.checkpoints.wait_for_save()  # its outcome decides which files there are
         path = self.folder.path / f"{self._stem(engine)}{SUFFIX}"
         files = self._files.with_regular(path, engine.progress.iteration, self.max_keep_ckpts)
-        self._save(engine, [path], files, last=True)
+        self._save(engine, [path], files)
 
     def _write_best(self, engine: Engine, values: Mapping[str, float]) -> None:
         engine.checkpoints.wait_for_save()
         iteration = engine.progress.iteration
         new = {metric: BestFile(value, iteration, self._best_path(engine, metric)) for metric, value in values.items()}
         paths = list(dict.fromkeys(best.path for best in new.values()))
-        # A regular file of this iteration remains the last one.
-        last = iteration > self._files.last_saved
-        self._save(engine, paths, self._files.with_best(new), last=last)
+        self._save(engine, paths, self._files.with_best(new))
 
-    def _save(self, engine: Engine, paths: Sequence[Path], files: Files, *, last: bool) -> None:
-        """Write a checkpoint, then delete the obsolete files.
+    def _save(self, engine: Engine, paths: Sequence[Path], files: KeptFiles) -> None:
+        """Write a checkpoint, from which later starts resume, then delete the obsolete files.
 
         Args:
             paths: the file, and other names for it: hard links, or copies if the file system has no links.
             files: all files, once it is written.
-            last: whether later starts resume from it.
         """
         self._last_save_at = perf_counter()
         self._point_to_resumed(engine)  # before this checkpoint, which is newer
-        files_before = self._files
-        # The checkpoint contains this list: if the run is killed before the deletion, a resumed run deletes the files.
-        self._files = files
+        # The saved list still contains the files to delete: if the run is killed before that, a resumed run does it.
+        self._files_after_save = files
 
         def after_writing(written: bool) -> None:
-            self._files = replace(files, obsolete=()) if written else files_before
-            if self._files.best != files_before.best:
+            self._files_after_save = None
+            if not written:
+                return
+            has_new_best = self._files.best != files.best
+            self._files = replace(files, obsolete=())
+            if has_new_best:
                 self._report_best(engine)
 
-        try:
-            engine.checkpoints.save(
-                paths[0],
-                links=paths[1:],
-                optimizer=self.save_optimizer,
-                schedulers=self.save_param_scheduler,
-                last=last,
-                asynchronous=self.asynchronous,
-                delete=[file for path in files.to_delete() for file in (*published_files(path), path)],
-                done=after_writing,
-            )
-        except BaseException:
-            after_writing(False)
-            raise
+        engine.checkpoints.save(
+            paths[0],
+            links=paths[1:],
+            optimizer=self.save_optimizer,
+            schedulers=self.save_param_scheduler,
+            last=True,
+            asynchronous=self.asynchronous,
+            delete=[file for path in files.to_delete() for file in (*published_files(path), path)],
+            done=after_writing,
+        )
 
     def _point_to_resumed(self, engine: Engine) -> None:
         """Let later starts resume from the file that this run was resumed from, even if this run is killed next.
@@ -369,24 +286,23 @@ class CheckpointHook(Hook):
         if not engine.distributed.is_main:
             return
         last = self._files.regular[-1:] if self.save_last else ()
-        for path in dict.fromkeys([*last, *(best.path for best in self._files.best.values())]):
-            if not path.is_file():  # a copy of a run may lack files
-                continue
-            try:
-                for file in publish(path, self.published_keys, engine.settings.weights):
-                    log.info("published %s", file)
-            except OSError as error:
-                log.warning("%s is complete, but could not be published: %s", path, error.strerror or error)
+        best = [best.path for best in self._files.best.values()]
+        publish_all(dict.fromkeys([*last, *best]), self.published_keys, engine.settings.weights)
 
     # State. --------------------------------------------------------------------------------------------------------
 
+    @property
+    def _newest_files(self) -> KeptFiles:
+        """The files once the current save is written; without a save, those on the disk."""
+        return self._files if self._files_after_save is None else self._files_after_save
+
     def state_dict(self) -> dict[str, Any]:
         """Return the best values and files, and the regular files; paths inside `out_dir` are relative to it."""
-        return self._files.state(self.folder)
+        return self._newest_files.state(self.folder)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with the best values and the files of the resumed run."""
-        self._files = Files.of(state, self.folder.path, self._higher)
+        self._files = KeptFiles.of(state, self.folder.path, self._higher)
 
     # Names and metrics. --------------------------------------------------------------------------------------------
 
@@ -406,44 +322,9 @@ class CheckpointHook(Hook):
     def _best_path(self, engine: Engine, metric: str) -> Path:
         return self.folder.path / f"{BEST}{file_name(metric, _SPECIAL)}_{self._stem(engine)}{SUFFIX}"
 
-    def _directions(self, engine: Engine) -> dict[str, bool]:
-        """Return {metric: whether its high values are good}, in the order of `save_best`."""
-        metrics = self._save_best
-        is_auto = metrics == ["auto"]
-        if is_auto:  # never an error: `hydraloop/project` selects it for every project
-            metrics = list(engine.evaluator.metric_names[:1]) if is_validated(engine) else []
-        higher: dict[str, bool] = {}
-        for metric, rule in zip(metrics, cycle(self._rules), strict=False):
-            check_metric(metric, engine, key=f"{self.key}.save_best")
-            try:
-                higher[metric] = higher_is_better(
-                    metric,
-                    engine,
-                    rule=rule,
-                    greater_keys=self._greater_keys,
-                    less_keys=self._less_keys,
-                    key=self.key,
-                )
-            except UserError as unknown:
-                if not is_auto:
-                    raise
-                log.info("no best checkpoint is kept: %s", unknown)
-        return higher
-
     def _report_best(self, engine: Engine) -> None:
         """Report the best file by the first metric, the objective: for the test, and for `result.json`."""
         first = next(iter(self._higher), "")
         best = self._files.best.get(first)
         if best is not None:
             engine.evaluator.set_best_checkpoint(best.iteration, best.path)
-
-
-def _metrics_of(save_best: str | bool | Sequence[str] | None) -> list[str]:
-    if isinstance(save_best, bool):  # MMClassification's spelling
-        return ["auto"] if save_best else []
-    return [] if save_best is None else [str(metric) for metric in _as_list(save_best)]
-
-
-def _as_list(option: str | Sequence[Any] | None) -> list[Any]:
-    """Return an option that is one value or a list of them as a list."""
-    return list(option) if isinstance(option, Sequence) and not isinstance(option, str) else [option]

@@ -1,13 +1,10 @@
-"""Copies of checkpoints: in another folder (`out_dir`), and published ones with the weights only."""
+"""Published copies of checkpoints, with the weights only."""
 
 from __future__ import annotations
 
 import json
 import logging
-import os
-import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,93 +13,12 @@ from torch import Tensor
 from hydraloop.engine.checkpoint.format import evaluation_weights, load, write
 from hydraloop.engine.checkpoint.shards import apart
 from hydraloop.errors import UserError, suggestion
-from hydraloop.files import atomic, integrity, run_directory
-from hydraloop.files.checkpoint_files import LAST, PUBLISHED, SUFFIX, UNFINISHED, point_to, remove_old_shards
+from hydraloop.files import atomic, integrity
+from hydraloop.files.checkpoint_files import PUBLISHED, SUFFIX
 from hydraloop.files.config_yaml import plain
-from hydraloop.files.integrity import SAFETENSORS, SHARDS
+from hydraloop.files.integrity import SAFETENSORS
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointFolder:
-    """A folder of checkpoints.
-
-    Args:
-        path: the folder; `open` creates it.
-    """
-
-    path: Path
-
-    def open(self, run_dir: Path, resumed: Path | None, *, key: str) -> None:
-        """Create the folder, try to write to it, and record it in the run directory.
-
-        Args:
-            run_dir: of the run.
-            resumed: the folder of the checkpoint that the run is resumed from; None: a new run.
-            key: the option that names the folder, for errors.
-
-        Raises:
-            UserError: it cannot be written to, is a folder of Python packages, or contains checkpoints of another run.
-        """
-        if self.path.resolve().name in ("site-packages", "dist-packages"):
-            raise UserError(
-                f"Python reads .pth files in {self.path} when it starts, and would read checkpoints as such",
-                key=key,
-                remedy="Use another folder.",
-            )
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            probe = self.path / f".{os.getpid()}.part"
-            probe.touch()
-            probe.unlink()
-        except OSError as error:
-            raise UserError(
-                f"{self.path} cannot be written to: {error.strerror or error}",
-                key=key,
-                remedy="Use a folder that you may write to.",
-            ) from error
-
-        own = run_directory.checkpoint_folders(run_dir) + ([] if resumed is None else [resumed])
-        if self.path.resolve() not in map(Path.resolve, own) and any(self.path.glob(f"*{SUFFIX}")):
-            raise UserError(
-                f"{self.path} has checkpoints of another run, which would be overwritten",
-                key=key,
-                remedy="Use a separate folder for each run.",
-            )
-        run_directory.record_checkpoint_folder(run_dir, self.path)
-
-    def remove_unfinished(self) -> None:
-        """Remove checkpoints, shards and published files that a killed process left unfinished.
-
-        Only the process that trains in the run directory may call it, before its first save.
-        """
-        atomic.remove_unfinished(self.path / LAST)
-        for folder in self.path.glob(f"*{SHARDS}*"):
-            remove_old_shards(self.path / f"{folder.name.rpartition(SHARDS)[0]}{SUFFIX}")
-        for part in self.path.glob(".*.part"):
-            if not UNFINISHED.fullmatch(part.name):
-                continue
-            try:
-                if part.is_dir():
-                    shutil.rmtree(part)
-                else:
-                    part.unlink()
-            except OSError as error:
-                log.warning("%s, unfinished, could not be removed: %s", part, error.strerror or error)
-
-    def resume_from(self, path: Path, run_dir: Path) -> None:
-        """Make later starts resume from `path`, even if this run is killed before its first checkpoint.
-
-        Does nothing if the file does not belong to the run.
-        """
-        folder = path.resolve().parent
-        if folder == self.path.resolve() or folder.is_relative_to(run_dir.resolve()):
-            point_to(path)
-
-    def relative(self, path: Path) -> str:
-        """Return a file's name for a checkpoint's state: relative if it is in the folder, so that both can be moved."""
-        return str(path.relative_to(self.path)) if path.is_relative_to(self.path) else str(path.resolve())
 
 
 ENTRIES = ("format", "meta", "state_dict", "optimizer", "schedulers", "hooks", "precision", "rng", "progress")
@@ -128,6 +44,18 @@ def published_files(path: Path) -> tuple[Path, Path]:
     """Return the paths of the files published from a checkpoint: the `.pth` and the `.safetensors`."""
     target = path.with_name(f"{path.stem}{PUBLISHED}{SUFFIX}")
     return target, target.with_suffix(SAFETENSORS)
+
+
+def publish_all(checkpoints: Iterable[Path], keys: Sequence[str], weights: str) -> None:
+    """Publish each checkpoint that exists. A file that cannot be written is a warning."""
+    for path in checkpoints:
+        if not path.is_file():  # a copy of a run may lack files
+            continue
+        try:
+            for file in publish(path, keys, weights):
+                log.info("published %s", file)
+        except OSError as error:
+            log.warning("%s is complete, but could not be published: %s", path, error.strerror or error)
 
 
 def publish(path: Path, keys: Sequence[str], weights: str) -> list[Path]:

@@ -91,14 +91,28 @@ def last(run_dir: Path) -> str:
     return (run_dir / "checkpoints" / "last_checkpoint").read_text().strip()
 
 
-def test_a_best_file_of_a_later_iteration_is_the_last_checkpoint(tmp_path: Path) -> None:
+def test_a_best_file_is_the_last_checkpoint(tmp_path: Path) -> None:
     options: dict[str, Any] = {"interval": 3, "save_best": "score", "save_last": False}
-    for epochs, expected in ((2, "best_score_epoch_2"), (3, "epoch_3"), (4, "epoch_3"), (5, "best_score_epoch_5")):
+    """Also at the iteration of a regular file, whose list has the best file that is deleted now."""
+    for epochs, expected in ((2, "best_score_epoch_2"), (4, "best_score_epoch_3"), (5, "best_score_epoch_5")):
         folder = tmp_path / str(epochs)
         scores = {"score": Scripted([0.1, 0.2, 0.3, 0.0, 0.4], higher_is_better=True)}
         run(folder, CheckpointHook(**options), metrics=scores, max_epochs=epochs)
         assert last(folder) == f"{expected}.pth"
         assert newest_intact(folder / "checkpoints") == folder / "checkpoints" / f"{expected}.pth"
+
+
+def test_a_subclass_may_add_any_mount_point(tmp_path: Path) -> None:
+    class Own(CheckpointHook):
+        iterations = 0
+
+        def after_train_iter(self, *args: Any) -> None:
+            super().after_train_iter(*args)
+            self.iterations += 1
+
+    hook = Own(interval=None)
+    run(tmp_path, hook, max_epochs=1)
+    assert hook.iterations == 4
 
 
 def test_a_checkpoint_that_another_hook_requests_is_the_last_one(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hydraloop.engine.checkpoint.saver import Saver, Staging
+from hydraloop.engine.checkpoint.saver import Saver
+from hydraloop.engine.checkpoint.staging import Staging
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
@@ -64,6 +65,9 @@ def test_a_copy_that_needs_too_much_memory_is_not_made(caplog: pytest.LogCapture
         for _ in range(2):
             held.start(one, {"small": torch.zeros(10), "large": torch.zeros(20)})
             assert held.settled.pop(), "written at once"
+        held.start(one, {"small": torch.zeros(10)})
+        assert held.settled == [], "a thread writes it"
+        one.close()
     (line,) = [record.getMessage() for record in caplog.records]
     assert "a quarter of the free memory, so training waits until checkpoints are written" in line
 

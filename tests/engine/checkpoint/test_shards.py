@@ -22,7 +22,8 @@ from hydraloop.errors import UserError
 from hydraloop.files.checkpoint_files import newest_intact, remove
 from hydraloop.files.integrity import damage, shards_of
 from hydraloop.hooks import EMAHook
-from hydraloop.hooks.checkpoint_copies import CheckpointFolder, publish
+from hydraloop.hooks.checkpoint_copies import publish
+from hydraloop.hooks.checkpoint_folder import CheckpointFolder
 from hydraloop.tasks import Regression
 from hydraloop.tracking.run_description import checkpoints
 from tests.helpers import make_engine
@@ -59,7 +60,7 @@ class _Lines(logging.Handler):
 
 
 def saves(distributed: Distributed, run_dir: str) -> tuple[list[bool], list[str], list[dict[str, Any]]]:
-    """Save three files, the second twice, the last on a full disk of rank 1."""
+    """Save four files, the second twice, the third on a full disk of rank 1. Rank 0 cannot write the fourth."""
     engine, folder = engine_of(distributed, Path(run_dir)), Path(run_dir)
     engine.train()
     found, expected = [], []
@@ -80,7 +81,8 @@ def saves(distributed: Distributed, run_dir: str) -> tuple[list[bool], list[str]
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         logging.getLogger("hydraloop").removeHandler(handler)
-    (folder / "linked").mkdir(exist_ok=True)
+    (folder / "linked" / "epoch_4.pth" / "in the way").mkdir(parents=True, exist_ok=True)
+    found.append(engine.checkpoints.save(folder / "linked" / "epoch_4.pth"))
     engine.checkpoints.save(folder / "linked" / "one.pth", links=[folder / "linked" / "two.pth"])
     return found, handler.lines, expected
 
@@ -102,7 +104,7 @@ def folder(written: tuple[Path, Any], tmp_path: Path) -> Path:
 def test_each_rank_writes_a_file_and_a_full_disk_of_one_is_a_warning_on_all(written: tuple[Path, Any]) -> None:
     folder, told = written
     for done, lines, _ in told:
-        assert done == [True, True, True, False]
+        assert done == [True, True, True, False, False]
         assert len(lines) == 1
         assert "epoch_3.pth could not be written: File too large; the last checkpoint is" in lines[0]
         assert "epoch_2.pth. Training continues, and the next save is tried." in lines[0]
@@ -110,6 +112,7 @@ def test_each_rank_writes_a_file_and_a_full_disk_of_one_is_a_warning_on_all(writ
         "epoch_1.shards",
         "epoch_2.shards",
     ]
+    assert [path.name for path in (folder / "linked").glob("epoch*")] == ["epoch_4.pth"], "no shards fill the disk"
     for number in (1, 2):
         found = shards_of(folder / f"epoch_{number}.pth")
         assert found is not None
