@@ -7,7 +7,6 @@ import math
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from time import perf_counter
 from typing import Literal
 
 from hydraloop.engine.batches import Batches
@@ -22,7 +21,7 @@ from hydraloop.files.checkpoint_files import END_UNWRITTEN
 from hydraloop.files.environment import versions
 from hydraloop.files.lock import RunLock
 from hydraloop.files.metrics_log import FILENAME, count
-from hydraloop.files.result import PREEMPTED, Objective, Result, Status, describe, signal_of
+from hydraloop.files.result import Objective, Result, Status, describe, preemption, signal_of
 
 log = logging.getLogger(__name__)
 
@@ -52,16 +51,10 @@ class Outcome:
         self._evaluator = evaluator
         self._checkpoints = checkpoints
         self.report = Report(run, batches, evaluator, checkpoints)
-        self._began_at = 0.0
         self.error: BaseException | None = None
         """The error that ends the run, set before on_exception; None without an error."""
         self.result: Result | None = None
         """The contents of `result.json`, set before after_run; None until then."""
-
-    @property
-    def seconds(self) -> float:
-        """The time since the run began [s]."""
-        return perf_counter() - self._began_at
 
     @contextmanager
     def holding_lock(self, lock: RunLock | None) -> Iterator[None]:
@@ -94,7 +87,7 @@ class Outcome:
 
     def _begin(self, *, records_code: bool) -> None:
         """Begin a use of the engine: forget how an earlier one has ended."""
-        self._began_at = perf_counter()
+        self._run.progress.start_clock()
         if self.error is not None:
             self._run.messages.load_state_dict([], self._run.ranks)  # the losses since the last record
         self.error = None
@@ -139,7 +132,7 @@ class Outcome:
         # A user's mistake, or another rank's error, is printed once, by the process that reports it.
         is_reported = isinstance(self.error, UserError) or self.failed_elsewhere() is not None
         if self._run.ranks.is_main and not is_reported:
-            log.info("%s", self.report.end(self.result, self.error, self.seconds))
+            log.info("%s", self.report.end(self.result, self.error, self._run.progress.attempt_seconds))
 
     @contextmanager
     def always_calling(self, point: Literal["after_train", "after_run"]) -> Iterator[None]:
@@ -275,7 +268,7 @@ class Outcome:
         status, error = self._status()
         reason = requests.stop_reason if status == "stopped" else None
         if error is None and status == "interrupted":
-            reason = f"{PREEMPTED}{requests.preempted_by}"
+            reason = preemption(str(requests.preempted_by))
         self.result = Result(
             status=status,
             error=error,
@@ -286,7 +279,8 @@ class Outcome:
             objective=self._objective(),
             progress=self._run.progress.state_dict(),
             records=count(self._run.run_dir / FILENAME),
-            seconds=self.seconds,
+            seconds=self._run.progress.seconds,
+            earlier_seconds=self._run.progress.earlier_seconds,
             hook_seconds={name: cell[0] for name, cell in self._run.calls.seconds.items()},
             versions=versions(),
             git=self._checkpoints.git,

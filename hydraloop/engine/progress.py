@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 from hydraloop.engine.hook import Mode
@@ -42,6 +43,10 @@ class Progress:
     """Epochs of the whole run."""
     began_at: int = field(default=0, compare=False)
     """The iteration at which this process began or resumed."""
+    earlier_seconds: float = field(default=0.0, compare=False)
+    """Wall-clock time of the attempts before this process, until their checkpoints [s]."""
+    clock_began: float = field(default=0.0, compare=False)
+    """When this process began to use the engine, by `perf_counter` [s]."""
     epoch_begun: int = field(default=0, compare=False)
     """Number (from 1) of the last epoch that has begun, also after its end; 0 before the first."""
     resumed_in_epoch: bool = field(default=False, compare=False)
@@ -53,6 +58,20 @@ class Progress:
     def is_complete(self) -> bool:
         """Whether all iterations of the run are done."""
         return self.iteration >= self.max_iters
+
+    def start_clock(self) -> None:
+        """Note that this attempt begins now."""
+        self.clock_began = perf_counter()
+
+    @property
+    def attempt_seconds(self) -> float:
+        """Wall-clock time of this attempt [s]."""
+        return perf_counter() - self.clock_began
+
+    @property
+    def seconds(self) -> float:
+        """Wall-clock time of all attempts [s]."""
+        return self.earlier_seconds + self.attempt_seconds
 
     def set_length(self, settings: Settings, epoch_length: int) -> None:
         """Set the lengths of the run from its options.

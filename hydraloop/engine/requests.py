@@ -26,7 +26,7 @@ import torch
 from hydraloop.engine.distributed.comm import Distributed, Pending
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.run import Run
-from hydraloop.files.result import PREEMPTED
+from hydraloop.files.result import preemption
 from hydraloop.schemas.option_checks import seconds_of
 
 if TYPE_CHECKING:
@@ -105,13 +105,13 @@ class Requests:
         One rank is enough; see `stop`. Only sets attributes: signal handlers may call it.
 
         Args:
-            reason: for `result.json`: `preempted by …`; the first one counts.
+            reason: for `result.json` (`preemption`); the first one counts.
             agreed: as in `stop`.
         """
         self._preemption_requested = self._preemption_requested or reason
         if agreed or self._is_single:
             self.preempted_by = self._preemption_requested
-        self.stop(f"{PREEMPTED}{self._preemption_requested}", agreed=agreed)
+        self.stop(preemption(self._preemption_requested), agreed=agreed)
 
     @property
     def stopping(self) -> bool:

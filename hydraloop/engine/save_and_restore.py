@@ -193,6 +193,7 @@ class Checkpoints:
                 "git": self.git,
                 "metric_names": list(self._evaluator.metric_names),
                 **self._evaluator.state_dict(),
+                "seconds": progress.seconds,
                 "epoch": progress.epoch,
                 "iteration": progress.iteration,
                 **self._position.meta(),
@@ -330,6 +331,7 @@ class Checkpoints:
         rank_buffers.load(run, checkpoint.get("buffers", ()))
         run.precision.load_state_dict(checkpoint["precision"])
         progress.load_state_dict(checkpoint["progress"])
+        progress.earlier_seconds = checkpoint["meta"].get("seconds", 0.0)
         self._evaluator.load_state_dict(checkpoint["meta"])
         self._position.load(checkpoint["meta"], checkpoint.get("data"), strict=strict)
         progress.begin_here()

@@ -98,12 +98,14 @@ class Report:
         # With several ranks, the launcher reports the error: it knows which rank failed first.
         why = result.reason or (result.error if self._run.ranks.world_size == 1 else None)
         status = f"{result.status}: {why.splitlines()[0]}" if why else result.status
+        status = status.removeprefix("interrupted: ") if why and why.startswith("interrupted") else status
         if isinstance(error, KeyboardInterrupt):
             status = describe(error)
         progress = self._run.progress
-        resumed = f", resumed at {progress.began_at:,}" if progress.began_at else ""
+        here, whole = duration(result.seconds - result.earlier_seconds), duration(result.seconds)
+        resumed = f", resumed at {progress.began_at:,}, {whole} in all attempts" if progress.began_at else ""
         done, of_all = progress.iteration - progress.began_at, _count(progress.max_iters, "iteration")
-        return {"status": status, "trained": f"{done:,} of {of_all} in {duration(result.seconds)}{resumed}"}
+        return {"status": status, "trained": f"{done:,} of {of_all} in {here}{resumed}"}
 
     def _best(self, result: Result | None) -> dict[str, str]:
         """Return the best validation, the best checkpoint and the last one."""

@@ -29,8 +29,12 @@ Status = Literal["finished", "failed", "stopped", "interrupted"]
 FILENAME = "result.json"
 _INTERRUPTED = "interrupted by "
 """Begins the description of a signal that has ended the run."""
-PREEMPTED = "preempted by "
+_PREEMPTED = "preempted by "
 """Begins the reason of a run that has saved and ended, to be continued."""
+_CTRL_C = f"{_INTERRUPTED}Ctrl-C"
+"""The reason if Ctrl-C has preempted it."""
+NO_CHECKPOINT = " (no best checkpoint)"
+"""Follows the value of a best validation that was not kept as a file."""
 PAUSE = "engine.pause_after"
 """The option that pauses a run. The name begins what has preempted such a run."""
 _MOST = 2_000
@@ -88,9 +92,11 @@ class Result:
     records: int = 0
     """Number of lines of `metrics.jsonl`."""
     seconds: float = 0.0
-    """Wall-clock time of this process."""
+    """Wall-clock time of all attempts. Of an earlier attempt, what came after its checkpoint does not count."""
+    earlier_seconds: float = 0.0
+    """The part of it of earlier attempts."""
     hook_seconds: dict[str, float] = field(default_factory=dict)
-    """The part of it that each hook has taken before `after_run`."""
+    """The time that each hook has taken in this attempt before `after_run`."""
     versions: dict[str, str] = field(default_factory=dict)
     git: dict[str, str | bool] = field(default_factory=dict)
     """`commit` of the folder in which the run was started, `dirty`: whether tracked files differed from it, and if so
@@ -124,18 +130,23 @@ class Result:
         return None if self.objective is None else self.objective.value
 
     @property
+    def best_checkpoint(self) -> Path | None:
+        """The file of the best validation; None if it was not kept."""
+        return None if self.best is None or self.best.checkpoint is None else Path(self.best.checkpoint)
+
+    @property
     def note(self) -> str:
         """What to print after the objective, in parentheses; empty if it is that of the best checkpoint, or NaN."""
         if self.objective is None or math.isnan(self.objective.value):
             return ""
         if self.objective.rule is None:
             return " (last)"
-        return " (no best checkpoint)" if self.best is None or self.best.checkpoint is None else ""
+        return NO_CHECKPOINT if self.best_checkpoint is None else ""
 
     @property
     def preempted_by(self) -> str | None:
         """What has preempted the run, which is to be continued; None if it has ended."""
-        return self.reason.removeprefix(PREEMPTED) if self.status == "interrupted" and self.reason is not None else None
+        return preempted_by(self.reason) if self.status == "interrupted" else None
 
     def write(self, run_dir: Path) -> None:
         """Write the file atomically; secrets in the error are masked.
@@ -268,6 +279,18 @@ def describe(error: BaseException) -> str:
     if type(error).__name__ not in ("UserError", "RankError"):
         text = f"{type(error).__name__}: {text}" if text else repr(error)
     return shortened(text, _MOST)
+
+
+def preemption(cause: str) -> str:
+    """Return the reason of a run that has saved and ended, because of a signal (its name), an option or a hook."""
+    return _CTRL_C if cause == SIGINT.name else _PREEMPTED + cause
+
+
+def preempted_by(reason: str | None) -> str | None:
+    """Return the cause in a `preemption`; None for another reason."""
+    if reason == _CTRL_C:
+        return SIGINT.name
+    return reason.removeprefix(_PREEMPTED) if reason is not None and reason.startswith(_PREEMPTED) else None
 
 
 def signal_of(described: str) -> int:

@@ -43,13 +43,22 @@ def next_attempt(run_dir: Path) -> Path:
 
 
 def typed_overrides(run_dir: Path) -> list[str]:
-    """Return the overrides of the newest attempt as typed, secrets masked; empty for a run started from Python."""
-    records = newest_attempt(run_dir) or run_dir / RECORDS
-    try:
-        found = parsed_yaml(read_bytes(records / "overrides.yaml").decode())
-    except (OSError, ValueError, yaml.YAMLError):
-        return []
-    return mask_overrides([line for line in found if isinstance(line, str)] if isinstance(found, list) else [])
+    """Return the overrides of all attempts as typed, secrets masked; empty for a run started from Python.
+
+    If several attempts set a key, the newest one counts.
+    """
+    found: dict[str, str] = {}
+    for records in _trained(run_dir):
+        with suppress(OSError, ValueError, yaml.YAMLError):
+            lines = parsed_yaml(read_bytes(records / "overrides.yaml").decode())
+            typed = [line for line in lines if isinstance(line, str)] if isinstance(lines, list) else []
+            found |= {line.partition("=")[0]: line for line in typed}
+    return mask_overrides(list(found.values()))
+
+
+def _trained(run_dir: Path) -> list[Path]:
+    """Return the folders of the attempts, without those that failed at their start and have a result of their own."""
+    return [one for one in (run_dir / RECORDS, *attempts(run_dir)) if not (one / RESULT_FILE).exists()]
 
 
 def _number(folder: Path) -> int:
@@ -110,9 +119,7 @@ def checkpoint_folders(run_dir: Path) -> list[Path]:
 
 def config_file(run_dir: Path) -> Path | None:
     """Return the config of a run, or of its newest resumption that has trained; None if the run has none."""
-    records = [run_dir / RECORDS, *attempts(run_dir)]
-    # A resumption that has failed at its start has a result of its own.
-    written = [folder for folder in records if (folder / CONFIG).is_file() and not (folder / RESULT_FILE).exists()]
+    written = [folder for folder in _trained(run_dir) if (folder / CONFIG).is_file()]
     return written[-1] / CONFIG if written else None
 
 

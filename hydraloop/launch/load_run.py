@@ -138,7 +138,7 @@ def checkpoint_of(run_dir: Path, wanted: str | Path) -> Path:
 def _best(run_dir: Path, folders: Sequence[Path]) -> Path | None:
     result = Result.read(run_dir)
     if result is not None:
-        return None if result.best is None or result.best.checkpoint is None else Path(result.best.checkpoint)
+        return result.best_checkpoint
     # It was killed, or is still training.
     files = [file for folder in folders for file in folder.glob(f"best_*{SUFFIX}") if PUBLISHED not in file.stem]
     if len(files) > 1:

@@ -143,15 +143,15 @@ class Controller:
                 self._start_jobs()
                 self._end_jobs_early()
                 if not self._waits_for_jobs:
-                    break
+                    if self._no_job_can_be_built:
+                        self._interrupt_failed_builds()
+                    return
                 for ended in self.executor.poll(_POLL):
                     if self.signals.received is not None:
                         self.signals.exit_codes.add(ended.code)
                     self._process_ended(ended)
                 self._forward_signal()
                 self.watcher.update()
-            if self._no_job_can_be_built:
-                self._interrupt_failed_builds()
 
     @property
     def _waits_for_jobs(self) -> bool:
@@ -289,7 +289,8 @@ class Controller:
     def _end_jobs_early(self) -> None:
         """End the jobs that the source does not need any more.
 
-        Other rules that end a running job belong here, such as one for a job that has written no record for an hour.
+        Other rules that end a running job belong here. Example: send SIGTERM to a silent job, which has written no
+        record for an hour, and let `_write_end` write that it has failed.
         """
         if self._is_stopping:
             return

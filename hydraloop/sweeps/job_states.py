@@ -18,11 +18,10 @@ from typing import Any, Literal
 
 from hydraloop.files import atomic, lock
 from hydraloop.files.atomic import read_json
-from hydraloop.files.checkpoint_files import END_UNWRITTEN, candidates
+from hydraloop.files.checkpoint_files import END_UNWRITTEN
 from hydraloop.files.config_yaml import plain
 from hydraloop.files.metrics_log import FILENAME as RECORDS
-from hydraloop.files.result import PAUSE, PREEMPTED, Result, digest
-from hydraloop.files.run_directory import checkpoint_folders
+from hydraloop.files.result import PAUSE, Result, digest, preempted_by
 from hydraloop.launch.exit import REQUEUE
 
 State = Literal["queued", "running", "finished", "failed", "stopped", "interrupted", "paused", "pruned"]
@@ -71,7 +70,7 @@ class JobState:
     step: int | None = None
     """Completed iterations at that value."""
     checkpoint: str | None = None
-    """The best checkpoint, or the newest if there is no best one; relative to the run directory."""
+    """The file of the best validation, relative to the run directory; None if it was not kept."""
     iterations: int = 0
     """Completed iterations when an attempt last wrote its result."""
     earlier_result: str | None = None
@@ -91,9 +90,7 @@ class JobState:
     @property
     def preempted_by(self) -> str | None:
         """What has preempted the job: the name of a signal, or a time limit. None if it was not preempted."""
-        reason = self.reason or ""
-        is_preempted = self.state == "interrupted" and reason.startswith(PREEMPTED)
-        return reason.removeprefix(PREEMPTED) if is_preempted else None
+        return preempted_by(self.reason) if self.state == "interrupted" else None
 
     @property
     def has_diverged(self) -> bool:
@@ -157,15 +154,15 @@ def ended_from_result(running: JobState, run_dir: Path) -> JobState | None:
     result = Result.read(run_dir, earlier=running.earlier_result)
     if result is None:
         return None
-
+    best = result.best_checkpoint
     state = replace(
         running,
         state=result.status,
         error=result.error,
         reason=result.reason,
         iterations=result.progress.get("iteration", running.iterations),
-        checkpoint=_checkpoint(None if result.best is None else result.best.checkpoint, run_dir),
-        seconds=running.seconds + result.seconds,
+        checkpoint=None if best is None else os.path.relpath(best, run_dir),
+        seconds=running.seconds + result.seconds - result.earlier_seconds,
     )
     if result.objective is not None:
         state = replace(
@@ -240,11 +237,3 @@ def current(state: JobState, run_dir: Path) -> JobState:
 def _last_written(*files: Path) -> float:
     """Return when one of these files was last written, in seconds since 1970. Without a file: the present time."""
     return max((path.stat().st_mtime for path in files if path.exists()), default=time.time())
-
-
-def _checkpoint(best: str | None, run_dir: Path) -> str | None:
-    """Return the best checkpoint, or the newest if there is no best one, relative to the run directory."""
-    if best is not None:
-        return os.path.relpath(best, run_dir)
-    newest = candidates(*checkpoint_folders(run_dir))[:1]
-    return os.path.relpath(newest[0], run_dir) if newest else None

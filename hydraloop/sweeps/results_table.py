@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydraloop.errors import printable
 from hydraloop.files.environment import shown
+from hydraloop.files.result import NO_CHECKPOINT
 from hydraloop.files.terminal import brief, duration, number
 from hydraloop.sweeps import results
 from hydraloop.sweeps.results import Group, Results, SearchResults
@@ -147,5 +148,6 @@ def best_lines(directory: SweepDirectory, found: Results) -> str:
         text = f"{swept}mean {found.metric} {number(best.mean)} over {count}"
     else:
         assert best is not None
-        text = f"job {best.job}, {best.metric} {number(best.value)}"
+        note = NO_CHECKPOINT if best.checkpoint is None else ""
+        text = f"job {best.job}, {best.metric} {number(best.value)}{note}"
     return f"best: {text}; it runs again with\n  {command}"

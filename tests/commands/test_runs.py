@@ -70,10 +70,16 @@ def listed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
 
 
 def test_the_table_has_the_newest_first(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for attempt, typed in enumerate(("optimizer.lr=0.002", "engine.max_epochs=4", "failed=1"), 1):
+        folder = project / "outputs" / "2026-01-01" / "a" / ".hydra" / f"resume_{attempt}"
+        folder.mkdir()
+        (folder / "overrides.yaml").write_text(f"- {typed}\n")
+    (folder / "result.json").write_text("{}")
     assert main(["runs"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["run", "status", "experiment", "best", "time", "typed"]
-    assert "  accuracy 0.9500 (no best checkpoint)  4.00s  optimizer.lr=0.001" in lines[5]
+    typed = "optimizer.lr=0.002 engine.max_epochs=4"  # of all attempts that began
+    assert f"  accuracy 0.9500 (no best checkpoint)  4.00s  {typed}" in lines[5]
     words = [line.split() for line in lines[1:]]
     assert [line[0].rpartition("/")[2] for line in words[2:5]] == ["c", "b", "a"]
     assert words[4][:3] == ["outputs/2026-01-01/a", "finished", "digits"]

@@ -145,7 +145,7 @@ def test_an_interrupted_run_can_be_resumed(project: Project) -> None:
         process.wait()
     assert process.returncode == 130
     assert "Traceback" not in output
-    assert "status      interrupted: preempted by SIGINT\n" in output
+    assert "status      interrupted by Ctrl-C\n" in output
     assert "error:" not in output
     result = project.run.result
     assert (result["status"], result["error"]) == ("interrupted", None)

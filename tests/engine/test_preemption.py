@@ -122,7 +122,7 @@ def test_ctrl_c_saves_before_it_is_raised(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         engine.train()
     assert saved(tmp_path).name == "iter_6.pth"
-    assert (result(tmp_path)["status"], result(tmp_path)["reason"]) == ("interrupted", "preempted by SIGINT")
+    assert (result(tmp_path)["status"], result(tmp_path)["reason"]) == ("interrupted", "interrupted by Ctrl-C")
 
 
 def test_a_second_ctrl_c_ends_the_run_at_once(tmp_path: Path) -> None:

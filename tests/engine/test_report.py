@@ -21,7 +21,7 @@ from hydraloop.engine.named_optimizers import OptimizerSet
 from hydraloop.engine.record_table import RecordTable
 from hydraloop.errors import Terminated
 from hydraloop.files.environment import shown
-from hydraloop.files.result import Best, Objective
+from hydraloop.files.result import Best, Objective, Result
 from hydraloop.files.terminal import clock, duration, number
 from hydraloop.hooks.logger import LoggerHook
 from hydraloop.hooks.runtime_info import RuntimeInfoHook
@@ -201,7 +201,10 @@ def test_summary_of_a_resumed_run_tells_what_this_process_did(tmp_path: Path) ->
     engine = make_engine(tmp_path, hooks, resume=tmp_path / "checkpoints" / "iter_4.pth", **options)
     engine.train()
     rows = _rows(summary(engine))
-    assert re.fullmatch(r"5 of 9 iterations in [\d.]+m?s, resumed at 4", rows["trained"])
+    assert re.fullmatch(r"5 of 9 iterations in [\d.]+m?s, resumed at 4, [\d.]+m?s in all attempts", rows["trained"])
+    result = Result.read(tmp_path)
+    assert result is not None
+    assert result.seconds > result.earlier_seconds > 0
     assert re.fullmatch(r"loss [\d.]+ at iteration [369] \(no best checkpoint\)", rows["best"])
 
 

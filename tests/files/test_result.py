@@ -39,7 +39,7 @@ def test_a_finished_run(tmp_path: Path) -> None:
     result = _read(tmp_path)
     assert set(result) == {
         "status", "error", "reason", "val_metrics", "test_metrics", "best", "objective", "progress", "seconds",
-        "hook_seconds", "versions", "git", "records",
+        "earlier_seconds", "hook_seconds", "versions", "git", "records",
     }  # fmt: skip
     assert (result["status"], result["error"], result["reason"]) == ("finished", None, None)
     assert result["val_metrics"] == engine.metrics

@@ -505,3 +505,12 @@ def test_a_controller_that_slurm_starts_again_leaves_its_jobs(make: Make) -> Non
     loop, played = make(lambda played, request: os.kill(os.getpid(), signal.SIGTERM), slurm_restarts_it=True)
     loop.run()
     assert (played.started, played.cancelled, loop.exit_code) == ([0, 1], [], 75)
+
+
+def test_two_failed_builds_prove_nothing_while_another_job_runs_on_slurm(make: Make) -> None:
+    def play(played: Played, request: Request) -> int | None:
+        return os.kill(os.getpid(), signal.SIGTERM) if request.number == 2 else fail_to_build(played, request)
+
+    loop, _ = make(play, workers=3, slurm_restarts_it=True)
+    loop.run()
+    assert (loop.directory.state(0).state, loop.problem, loop.exit_code) == ("failed", None, 75)

@@ -2,6 +2,7 @@
 
 format      1
 meta        experiment_name, time, versions, git, seed, the config as YAML, the names of metrics, progress;
+            seconds: wall-clock time of all attempts;
             metrics: of the last validation; best: (metric, whether high values are good, value, iteration);
             ranks, ranks_per_node: the number of ranks that trained, in all and on one machine;
             batch_size: samples of a global batch; order: a checksum of the order of the epoch;

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from hydraloop.files.result import Objective, Result
-from hydraloop.sweeps.search_history import Validations
+from hydraloop.sweeps.job_states import JobState
+from hydraloop.sweeps.search_history import Validations, measure
 from tests.sweeps.search.played import LR, Search, distance
 from tests.sweeps.search.test_search import ASHA
 
@@ -38,6 +39,20 @@ def test_rungs_compare_the_objective_and_not_what_a_job_monitors(tmp_path: Path)
     history = search.history()
     best = min(history.trials, key=lambda trial: distance({key: str(value) for key, value in trial.params.items()}))
     assert (best.state, history.metrics, history.rules) == ("complete", ("time",), ("less",))
+
+
+def test_the_objectives_are_from_the_best_validation_by_the_first_of_them(tmp_path: Path) -> None:
+    """A job that monitors another metric has its best value at another validation."""
+    search = Search(tmp_path / "search", options={"trials": 1, "objectives": {"accuracy": "max", "loss": "min"}})
+    (tmp_path / "metrics.jsonl").write_text(
+        "".join(
+            f'{{"mode": "val", "epoch": 1, "iteration": 1, "accuracy": {accuracy}, "loss": {loss}, "timestamp": 1.0}}\n'
+            for accuracy, loss in ((0.5, 0.1), (0.75, 0.2), (0.7, 0.3))
+        )
+    )
+    Result("finished", val_metrics={"accuracy": 0.7, "loss": 0.3}).write(tmp_path)
+    job = JobState(0, "finished", metric="loss", rule="less", value=0.1)
+    assert measure(job, tmp_path, search.search).values == (0.75, 0.2)
 
 
 def test_jobs_that_monitor_other_metrics_are_not_compared(tmp_path: Path) -> None:
