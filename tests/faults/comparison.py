@@ -40,7 +40,8 @@ def _checkpoint(run: Run) -> dict[str, Any]:
     """Return the newest checkpoint, without times and paths."""
     newest = (run.path / "checkpoints" / "last_checkpoint").read_text(encoding="utf-8").strip()
     checkpoint = load(run.path / "checkpoints" / Path(newest).name)
-    checkpoint["meta"] = {name: value for name, value in checkpoint["meta"].items() if name not in ("time", "config")}
+    for of_process in ("time", "seconds", "config"):
+        checkpoint["meta"].pop(of_process, None)
     checkpoint["hooks"] = {name: state for name, state in checkpoint["hooks"].items() if name != "checkpoint"}
     return checkpoint
 

@@ -208,7 +208,9 @@ def _records(run_dir: Path) -> list[dict[str, Any]]:
 def _last(run_dir: Path, name: str) -> dict[str, Any]:
     """What the last checkpoint holds of the run itself: no clock, no file names, no length of its record log."""
     checkpoint: dict[str, Any] = torch.load(run_dir / "checkpoints" / name, weights_only=True)
-    del checkpoint["meta"]["time"], checkpoint["meta"]["records"], checkpoint["hooks"]["checkpoint"]
+    for of_process in ("time", "seconds", "records"):
+        del checkpoint["meta"][of_process]
+    del checkpoint["hooks"]["checkpoint"]
     return checkpoint
 
 

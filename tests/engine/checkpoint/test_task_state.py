@@ -72,7 +72,7 @@ def engine_of(
 
 def content(path: Path) -> dict[str, Any]:
     checkpoint: dict[str, Any] = torch.load(path, weights_only=True)
-    del checkpoint["meta"]["time"]
+    del checkpoint["meta"]["time"], checkpoint["meta"]["seconds"]
     return checkpoint
 
 
