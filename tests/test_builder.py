@@ -50,6 +50,13 @@ def changed(cfg: DictConfig, **values: Any) -> DictConfig:
     return cfg
 
 
+def test_an_objective_that_no_validation_reports_ends_a_run_before_it_trains(tmp_path: Path) -> None:
+    engine = build(composed("sweep.objectives={los: min, time: min}"), run_dir=tmp_path)
+    with pytest.raises(UserError, match=r"sweep\.objectives: there is no metric 'los'\n.*loss"):
+        engine.train()
+    assert engine.progress.iteration == 0
+
+
 def test_a_run_that_begins_again_removes_the_records_of_an_attempt_without_a_checkpoint(tmp_path: Path) -> None:
     records = tmp_path / "metrics.jsonl"
     killed = '{"mode": "train", "epoch": 1, "iteration": 3, "loss": 0.5}\n'

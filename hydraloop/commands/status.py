@@ -6,8 +6,10 @@ Neither this command nor `attach`, `results` and `stop` need the project and its
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -26,10 +28,12 @@ from hydraloop.sweeps.executors.slurm_queue import current_states
 from hydraloop.sweeps.job_states import JobState
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 
-_LISTED = ("running", "interrupted", "failed")
+_LISTED = ("running", "interrupted", "failed", "pruned")
 """States of jobs that are listed."""
 _MOST = 20
-"""Jobs of one state that are listed. More do not fit on a screen; `results` lists all."""
+"""Lines about jobs of one state. More do not fit on a screen; `results` lists all jobs."""
+_WIDE = 100
+"""Characters of an override, and of the error of several jobs, that are shown in full."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -113,19 +117,41 @@ def _of_sweep(sweep: SweepDirectory) -> list[str]:
     states = current_states(sweep)
     counts = Counter(state.state for state in states)
     lines = [
-        f"{shown(sweep.path)}: {shlex.join([*sweep.description.command, *sweep.description.overrides])}",
-        f"{sweep.description.jobs.title(len(states))}: {', '.join(f'{counts[name]} {name}' for name in counts)}",
+        f"{shown(sweep.path)}: {' '.join(map(_cut, [*sweep.description.command, *sweep.description.overrides]))}",
+        f"{sweep.description.jobs.title(len(states))}: {', '.join(f'{counts[name]:,} {name}' for name in counts)}",
     ]
     if (held := sweep.holder()) is not None:
         lines.append(f"controller: process {held.pid} on {held.host}, since {held.since}")
     lines += [*slurm_queue.lines(sweep.path), *continue_hint(sweep, states)]
     for name in _LISTED:
-        alike = [state for state in states if state.state == name]
-        for state in alike[:_MOST]:
-            lines += _described(state, sweep.name(state.number), sweep.folder(state.number), sweep.run_dir(state))
-        if len(alike) > _MOST:
-            lines.append(f"and {len(alike) - _MOST} other jobs {name}")
+        groups = _groups(state for state in states if state.state == name)
+        for group in groups[:_MOST]:
+            first = group[0]
+            who = sweep.name(first.number) if len(group) == 1 else f"{len(group):,} jobs"
+            if len(group) > 1 and first.error is not None and len(first.error) > _WIDE:  # its numbers differ
+                first = replace(first, error=first.error.partition(". ")[0])
+            lines += _described(first, who, sweep.folder(first.number), sweep.run_dir(first))
+        if others := sum(map(len, groups[_MOST:])):
+            lines.append(f"and {others:,} other jobs {name}")
     return lines
+
+
+def _cut(word: str) -> str:
+    """Return a word of the command line for reading, without the middle of a long one."""
+    word = shlex.quote(word)
+    return word if len(word) <= _WIDE else f"{word[:40]}…{word[-10:]}"
+
+
+def _groups(states: Iterable[JobState]) -> list[list[JobState]]:
+    """Return jobs of one state with those together that have the same reason, or the same error but for its numbers.
+
+    The largest group is first. A running job is alone.
+    """
+    groups: dict[object, list[JobState]] = {}
+    for state in states:
+        text = state.reason if state.error is None else re.sub(r"0x[0-9a-f]+|\d+", "0", state.error)
+        groups.setdefault(state.number if state.state == "running" else text, []).append(state)
+    return sorted(groups.values(), key=len, reverse=True)
 
 
 def continue_hint(sweep: SweepDirectory, states: list[JobState]) -> list[str]:
@@ -143,7 +169,7 @@ def _described(state: JobState, name: str, folder: Path, run_dir: Path) -> list[
     held = lock.holder(run_dir) if state.state == "running" else None
     where = state.error or state.reason or "" if held is None else f"process {held.pid} on {held.host}"
     first, *rest = f"{state.state}: {name}{': ' if where else ''}{where}".splitlines()
-    log = log_of(folder)
+    log = None if state.state == "pruned" else log_of(folder)
     return [first, *rest, *([] if log is None else [f"  {shown(log)}"])]
 
 

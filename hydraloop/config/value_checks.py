@@ -65,6 +65,7 @@ AT_LEAST = {
     "sweep.max_workers": (1, "Use 1 or more, or null for one per GPU."),
     "sweep.max_retries": (0, "Use 0 (no retry) or more."),
     "sweep.trials": (1, "Use 1 or more, or null for a grid."),
+    "sweep.prune_after": (1, "Use 1 or more validations, or null for a quarter of them."),
     "sweep.rung": (1, "Use 1 or more validations."),
 }
 """By key: the lowest value, and the fix. Null is always accepted."""

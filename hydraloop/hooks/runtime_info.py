@@ -11,6 +11,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.engine.messages import scalars_of
 from hydraloop.engine.summary import group_names
+from hydraloop.hooks.monitoring import check_metric
 
 
 class RuntimeInfoHook(Hook):
@@ -45,7 +46,13 @@ class RuntimeInfoHook(Hook):
         self._losses = {}
 
     def before_train(self, engine: Engine) -> None:
-        """Provide the facts about the optimizer."""
+        """Provide the facts about the optimizer.
+
+        Raises:
+            UserError: no validation reports an objective of the search.
+        """
+        for name in engine.settings.objectives:
+            check_metric(name, engine, key="sweep.objectives")
         self._logged = getattr(engine.task, "logged", {})
         self._logged.clear()
         optimizer = engine.optimizer

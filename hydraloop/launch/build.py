@@ -36,6 +36,7 @@ from hydraloop.optim.optimizers import build_optimizer, optimizer_overrides
 from hydraloop.optim.schedules_from_config import build_schedules
 from hydraloop.schemas.optimizer import nodes
 from hydraloop.schemas.selected_hooks import log_notices
+from hydraloop.schemas.sweep import OBJECTIVES_OF_JOB
 from hydraloop.tasks.building import build_task, prepare_model
 
 
@@ -162,6 +163,7 @@ def _settings(
         closures={name: node.get("closure") for name, node in optimizers.items()},
         load_from=None if cfg.load_from is None else Path(cfg.load_from),
         weights=cfg.weights,
+        objectives=[str(name) for name in cfg.sweep.objectives if name not in OBJECTIVES_OF_JOB],
         metadata={
             "experiment_name": mask_text(cfg.experiment_name),
             "config": masked_yaml(cfg, resolve=True),

@@ -5,6 +5,9 @@ from typing import Any, Dict, List, Optional
 
 from omegaconf import OmegaConf
 
+OBJECTIVES_OF_JOB = ("time", "memory")
+"""Names in `sweep.objectives` that no validation reports."""
+
 
 def open_mapping() -> Any:
     """Return a mapping that takes new keys from the command line without `+`."""
@@ -65,6 +68,9 @@ class SweepConf:
     prune: Optional[str] = None
     """`median`: end jobs early whose validations are worse than those of other jobs. Null: each job trains to its
     end."""
+    prune_after: Optional[int] = None
+    """Validations of a job before `prune` may end it. Null: a quarter of those planned, at least 1, because early
+    values say little about the last ones."""
     promote: Optional[str] = None
     """`asha`: a job pauses at each rung, and the best third of a rung continues. Null: each job trains to its end."""
     rung: int = 1

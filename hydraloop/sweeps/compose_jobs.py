@@ -50,6 +50,7 @@ class GridComposer:
             cfg = self._applied(with_own_arguments(error, lines))
         OmegaConf.copy_cache(from_config=self._master, to_config=cfg)  # `${now:}` as in the directory of the sweep
         overrides = [self._parse(line) for line in lines]
+        cfg.sweep.objectives = self._master.sweep.objectives  # the job checks that its validations report them
         cfg.hydra.overrides.hydra = self._master.hydra.overrides.hydra
         cfg.hydra.overrides.task = [override.input_line for override in overrides]
         if hydra_versions.IS_1_3:  # an interpolation since 1.4

@@ -148,6 +148,7 @@ class SweepJob(Worker):
             "sweep": str(self._sweep),
             "run_dir": request.run_dir,
             "typed": list(self._draft.typed),
+            "objectives": dict(cfg.sweep.objectives),
             "continues": continues,
         }
         overrides: Any = OmegaConf.to_container(cfg.hydra.overrides, resolve=False)  # the ranks resolve interpolations
@@ -171,6 +172,7 @@ def train_rank(job: Mapping[str, Any], lines: Sequence[str], composer: Composer,
     """
     cfg = compose_job(lines, composer, trains=True)
     set_number(cfg, job["number"])
+    cfg.sweep.objectives = job["objectives"]
     remember_config(cfg)
     run_dir = Path(job["run_dir"])
     own = deepcopy(cfg)

@@ -69,6 +69,11 @@ class FailedBuilds:
 
 
 def was_built(run_dir: Path) -> bool:
-    """Return whether the engine of a job was built. Only the engine writes progress into `result.json`, and records."""
+    """Return whether the engine of a job was built. Only the engine writes progress into `result.json`, and records.
+
+    False also for an engine that has refused an option of the sweep: it would refuse it in each job.
+    """
     result = Result.read(run_dir)
+    if result is not None and (result.error or "").startswith("sweep."):
+        return False
     return (run_dir / RECORDS).exists() or (result is not None and bool(result.progress))

@@ -151,11 +151,11 @@ class SearchSource(Source):
             if trial.state == "failed":
                 self._prune_trial(trial, "another job of the trial has failed")
             elif trial.state == "paused" and self._search.promote is not None and not has_promotions:
-                self._prune_trial(trial, "it was not promoted")
+                self._prune_trial(trial, f"not promoted at rung {len(trial.curve)}")
         if self._search.prune is not None and self._history.metrics:
             for job in jobs:
-                if job.number not in self._prune_reasons and self._is_worse_than_others(job):
-                    self._prune_reasons[job.number] = f"sweep.prune={self._search.prune}"
+                if job.number not in self._prune_reasons and (validation := self._pruned_at(job)) is not None:
+                    self._prune_reasons[job.number] = f"by {self._search.prune} at validation {validation}"
         return self._prune_reasons
 
     def _read_history(self) -> None:
@@ -237,8 +237,8 @@ class SearchSource(Source):
     def _prune_trial(self, trial: Trial, reason: str) -> None:
         self._prune_reasons.update({state.number: reason for state in trial.jobs if not state.is_over})
 
-    def _is_worse_than_others(self, job: JobState) -> bool:
-        """Show each new validation of a running job to the pruner, and return whether it ends the job."""
+    def _pruned_at(self, job: JobState) -> int | None:
+        """Show each new validation of a running job to the pruner, and return the one after which it ends the job."""
         attempt = (job.number, job.attempts)
         if attempt not in self._validations:
             self._validations[attempt] = Validations(self._directory.run_dir(job), self._history.metrics[0])
@@ -246,9 +246,9 @@ class SearchSource(Source):
         trial = self._history.trials[job.number]
         for number, _ in validations.read():
             is_end = number == self._search.validations
-            if not is_end and search_sampler.prunes(self._search.space, self._history, trial, validations.values):
-                return True
-        return False
+            if not is_end and search_sampler.prunes(self._search, self._history, trial, validations.values):
+                return number
+        return None
 
 
 ETA = 3

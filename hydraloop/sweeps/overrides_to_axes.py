@@ -16,7 +16,7 @@ from hydraloop.schemas.sweep import SweepConf
 from hydraloop.sweeps.axes import Axis, Space, key_of, lines_of, space_of
 
 _OF_GRID = ("zip", "jobs", "retry_failed")
-_OF_SEARCH = ("sampler", "prune", "promote", "objectives", "enqueue")
+_OF_SEARCH = ("sampler", "prune", "prune_after", "promote", "objectives", "enqueue")
 
 
 def select(typed: Sequence[Override], in_files: Sequence[Override], options: DictConfig) -> list[Axis] | Space:

@@ -49,7 +49,7 @@ class SearchResults:
     objectives: dict[str, Rule]
     """`sweep.objectives`, each with which values are better. Empty: the metric that each job monitors."""
     values: dict[int, dict[str, float]]
-    """The objectives of each job, by its number. Empty without `sweep.objectives`."""
+    """The objectives of each job, also of a pruned one, by its number. Empty without `sweep.objectives`."""
     pareto: tuple[Point, ...]
     """With several objectives: the best by the first objective at first."""
     importance: dict[str, float] | None
@@ -61,7 +61,7 @@ def collect_search(directory: SweepDirectory, search: Search) -> SearchResults:
     """Return what a search has found."""
     history, objectives = HistoryReader(directory, search).read(), dict(search.objectives)
     full = [one for one in history.trials if one.state == "complete"]
-    found = [pair for one in history.trials for pair in one.results.items()]
+    found = [pair for one in history.trials for pair in one.reached.items()]
     return SearchResults(
         repeats=search.repeats,
         objectives=objectives,
@@ -96,7 +96,7 @@ def _importance(space: Space, history: History, full: list[Trial]) -> dict[str, 
 
 
 CSV, JSON = "results.csv", "results.json"
-_FIELDS = ("status", "metric", "value", "step", "checkpoint", "seconds", "error")
+_FIELDS = ("status", "metric", "value", "step", "checkpoint", "seconds", "error", "reason")
 """Columns of the table after the number of the job and what is swept."""
 _OF_SWEEP = ("hydra.sweep", "hydra.mode")
 """Overrides of Hydra that have no effect on a single run, or forbid it."""
@@ -121,7 +121,9 @@ class Row:
     seconds: float
     """Wall-clock time of all attempts that have ended."""
     error: str | None
-    """Why it has failed or was interrupted."""
+    """Why it has failed."""
+    reason: str | None
+    """Why it was interrupted, paused or pruned, or has stopped early."""
     objectives: dict[str, float] = field(default_factory=dict)
     """With `sweep.objectives`: all of them. `metric` and `value` are the first."""
 
@@ -196,7 +198,8 @@ def _compared(
     """Return the metric by which jobs are compared, which values of it are better, and the value of each job."""
     if search is not None and search.objectives:
         name, rule = next(iter(search.objectives.items()))
-        return name, rule, {job: values[name] for job, values in search.values.items()}
+        complete = [one.number for one in states if one.state in ("finished", "stopped")]
+        return name, rule, {job: search.values[job][name] for job in complete if job in search.values}
     ended = [one for one in states if one.has_diverged or (one.state in ("finished", "stopped") and one.metric)]
     first = min(ended, key=lambda one: one.has_diverged, default=None)  # one that has diverged may know another metric
     if first is None:
@@ -214,7 +217,6 @@ def _order(row: Row, values: Mapping[int, float], rule: str | None) -> tuple[int
 
 def _row(directory: SweepDirectory, state: JobState, search: SearchResults | None) -> Row:
     checkpoint = None if state.checkpoint is None else f"{state.directory}/{state.checkpoint}"
-    error = state.error or (state.reason if state.state == "interrupted" else None)
     objectives = {} if search is None else search.values.get(state.number, {})
     metric, value = next(iter(objectives.items()), (state.metric, state.value))
     return Row(
@@ -226,7 +228,8 @@ def _row(directory: SweepDirectory, state: JobState, search: SearchResults | Non
         state.step,
         checkpoint,
         state.seconds,
-        None if error is None else valid_utf8(error),
+        None if state.error is None else valid_utf8(state.error),
+        None if state.reason is None else valid_utf8(state.reason),
         objectives,
     )
 

@@ -12,7 +12,7 @@ from hydraloop.files.result import NO_CHECKPOINT
 from hydraloop.files.terminal import brief, duration, number
 from hydraloop.sweeps import results
 from hydraloop.sweeps.results import Group, Results, SearchResults
-from hydraloop.sweeps.sweep_directory import SweepDirectory
+from hydraloop.sweeps.sweep_directory import LONGEST, SweepDirectory
 from hydraloop.tracking.run_description import short_keys
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _MOST = 40
 """Rows of a table. More do not fit on a screen."""
 _WIDE = 1000
 """Columns of an output that is no terminal, so that no text is cut."""
-_CUT = ("checkpoint", "error", "progress")
+_CUT = ("checkpoint", "reason", "progress")
 """Columns that are cut first in a narrow terminal."""
 _STYLES = {"failed": "red", "interrupted": "yellow", "running": "cyan"}
 
@@ -78,7 +78,7 @@ def jobs_table(found: Results, most: int = _MOST) -> Table:
     """Return a table of `most` jobs, the best first."""
     short = short_keys(found.keys)
     others = [] if found.search is None else list(found.search.objectives)[1:]
-    columns = ("status", found.metric or "value", *others, "step", "time", "checkpoint", "error")
+    columns = ("status", found.metric or "value", *others, "step", "time", "checkpoint", "reason")
     table = new_table("job", *short.values(), *columns)
     for row in found.rows[:most]:
         value = "" if row.value is None else number(row.value)
@@ -92,7 +92,7 @@ def jobs_table(found: Results, most: int = _MOST) -> Table:
         ]
         cells += [number(row.objectives.get(name, "")) for name in others]
         cells += ["" if row.step is None else f"{row.step:,}", duration(row.seconds) if row.seconds else ""]
-        cells += [line(row.checkpoint or ""), line((row.error or "").partition("\n")[0])]
+        cells += [line(row.checkpoint or ""), line((row.error or row.reason or "").partition("\n")[0])]
         table.add_row(*cells, style=_STYLES.get(row.status, ""))
     return table
 
@@ -150,4 +150,6 @@ def best_lines(directory: SweepDirectory, found: Results) -> str:
         assert best is not None
         note = NO_CHECKPOINT if best.checkpoint is None else ""
         text = f"job {best.job}, {best.metric} {number(best.value)}{note}"
+    if len(command) > LONGEST:
+        return f"best: {text}; the command that runs it again is in {results.JSON}"
     return f"best: {text}; it runs again with\n  {command}"

@@ -7,12 +7,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib.util import find_spec
-from math import ceil
 from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.config.messages import COMPOSING_ERRORS
+from hydraloop.engine.interval import Every
 from hydraloop.errors import UserError, leave_out, not_installed
 from hydraloop.files.changes import differences
 from hydraloop.files.config_yaml import plain
@@ -43,6 +43,8 @@ class Search:
     """Empty: what each run monitors."""
     validations: int | None = None
     """With `sweep.prune`: of a whole run. A job is not pruned after its last one."""
+    prune_after: int = 1
+    """Validations of a job before it may be pruned."""
 
     @property
     def repeats(self) -> int:
@@ -103,10 +105,16 @@ def search_of(space: Space, options: DictConfig, configs: Sequence[DictConfig]) 
             raise UserError("a search compares validations, and a job has none", key="sweep.trials", remedy=remedy)
         if cfg.engine.pause_after is not None:
             raise UserError("a search does not continue such a job", key="engine.pause_after", remedy="Leave it out.")
-    lengths = {_validations(cfg.engine) if options.prune else None for cfg in configs}
+    lengths = {planned_validations(cfg.engine) if options.prune else None for cfg in configs}
     if len(lengths) > 1 or 0 in lengths:
         problem, remedy = "the validations of a run are not known, or differ between jobs", leave_out("sweep.prune")
         raise UserError(problem, key="sweep.prune", remedy=remedy)
+    planned = lengths.pop()
+    prune_after = options.prune_after or max(1, (planned or 0) // 4)
+    if planned is not None and prune_after >= planned:
+        problem = f"a job may end early after validation {prune_after}, and a run has {planned}"
+        remedy = "Use a lower number, or leave sweep.prune out."
+        raise UserError(problem, key="sweep.prune_after", remedy=remedy)
     sampler = OmegaConf.to_container(options.sampler, resolve=True) if OmegaConf.is_dict(options.sampler) else None
     return Search(
         space,
@@ -117,16 +125,18 @@ def search_of(space: Space, options: DictConfig, configs: Sequence[DictConfig]) 
         options.promote,
         options.rung,
         objectives,
-        lengths.pop(),
+        planned,
+        prune_after,
     )
 
 
-def _validations(engine: DictConfig) -> int:
-    """Return the validations of a run; 0 if their number depends on the data."""
-    length = engine.max_epochs if engine.max_iters is None else engine.max_iters
+def planned_validations(engine: DictConfig) -> int:
+    """Return the validations of a run, with the one at its end; 0 if their number depends on the data."""
     if engine.val_by_epoch != (engine.max_iters is None):
         return 0
-    return ceil(max(0, int(length) - max(0, int(engine.val_begin) - 1)) / int(engine.val_interval))
+    length = int(engine.max_epochs if engine.max_iters is None else engine.max_iters)
+    every = Every(engine.val_interval, engine.val_begin)
+    return every.times_until(length) + (not every.fires_at(length))
 
 
 def with_conditions(space: Space, grid: GridComposer) -> Space:

@@ -49,6 +49,8 @@ class Trial:
     state: TrialState = "running"
     results: dict[int, tuple[float, ...]] = field(default_factory=dict)
     """The objectives of each job that has ended, by its number in the sweep."""
+    reached: dict[int, tuple[float, ...]] = field(default_factory=dict)
+    """The same, with those of paused and pruned jobs."""
     curve: dict[int, float] = field(default_factory=dict)
     """See `Measured`."""
     jobs: list[JobState] = field(default_factory=list)
@@ -129,7 +131,9 @@ def _trial(number: int, jobs: list[Measured]) -> Trial:
         order: tuple[TrialState, ...] = ("failed", "pruned", "running", "paused", "complete")
         trial.params, trial.notes = known.params, known.notes
         trial.state = next(state for state in order if state in found)
-    trial.results = {one.job.number: one.values for one in jobs if one.state == "complete" and one.values is not None}
+    trial.reached = {one.job.number: one.values for one in jobs if one.values is not None}
+    complete = {one.job.number for one in jobs if one.state == "complete"}
+    trial.results = {number: values for number, values in trial.reached.items() if number in complete}
     return trial
 
 
@@ -167,9 +171,9 @@ def _rungs(job: JobState) -> dict[int, float]:
 
 
 def _measured(job: JobState, run_dir: Path, search: Search) -> dict[str, float]:
-    """Return the metrics of the best validation and of the test, the time [s] and the memory [MiB]."""
+    """Return the metrics of the best validation, the time [s] and the memory [MiB]."""
     result = Result.read(run_dir)
-    found = {} if result is None else {**result.test_metrics, **result.val_metrics}
+    found = {} if result is None else dict(result.val_metrics)
     found |= {} if job.metric is None or job.value is None else {job.metric: job.value}
     records = read_all(run_dir / FILENAME)
     found |= _best_validation([one.values for one in records if one.mode == "val"], search.objectives)

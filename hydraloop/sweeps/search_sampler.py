@@ -135,17 +135,17 @@ def suggest(
     return params, dict(made.get_trials(deepcopy=False)[-1].system_attrs)
 
 
-def prunes(space: Space, history: History, trial: Trial, curve: Mapping[int, float]) -> bool:
+def prunes(search: Search, history: History, trial: Trial, curve: Mapping[int, float]) -> bool:
     """Return whether a trial ends early after the last validation of a curve, by Optuna's median pruner.
 
-    From five complete trials on, its best value until now is compared with the median of theirs at the same
-    validation.
+    From five complete trials and `prune_after` validations on, its best value until now is compared with the median
+    of theirs at the same validation.
     """
-    pruner = imported().pruners.MedianPruner(n_startup_trials=_STARTUP, n_warmup_steps=1)
-    made = study(space, history, [one for one in history.trials if one.state == "complete"])
+    pruner = imported().pruners.MedianPruner(n_startup_trials=_STARTUP, n_warmup_steps=search.prune_after)
+    made = study(search.space, history, [one for one in history.trials if one.state == "complete"])
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "All-NaN", RuntimeWarning)
-        return bool(pruner.prune(made, _frozen(space, replace(trial, state="running", curve=dict(curve)))))
+        return bool(pruner.prune(made, _frozen(search.space, replace(trial, state="running", curve=dict(curve)))))
 
 
 def study(space: Space, history: History, trials: Iterable[Trial]) -> optuna.Study:

@@ -27,6 +27,8 @@ from hydraloop.sweeps.search import Search
 from hydraloop.tracking.tracker import valid_utf8
 
 FILENAME = "sweep.json"
+LONGEST = 1000
+"""Characters of a command that is shown. One with thousands of values cannot be read or pasted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,13 +286,17 @@ class SweepDirectory:
     def resume_command(self, found: Iterable[JobState]) -> str:
         """Return the command line that continues the sweep, whose directory is named by `sweep.resume` only.
 
+        A very long command line is only referred to.
+
         Args:
             found: the states of its jobs. If all that are not over are paused, they continue to the end.
         """
         left = {state.state for state in found if not state.is_over}
         named = ("sweep.resume=", "hydra.sweep.dir=", *([f"{PAUSE}="] if left == {"paused"} else []))
         overrides = [line for line in self.description.overrides if not line.startswith(named)]
-        return shlex.join([*self.description.command, *overrides, f"sweep.resume={shown(self.path)}"])
+        resume = f"sweep.resume={shown(self.path)}"
+        command = shlex.join([*self.description.command, *overrides, resume])
+        return command if len(command) <= LONGEST else f"<the same command> {shlex.quote(resume)}"
 
     def run_dir(self, state: JobState) -> Path:
         """Return the run directory of a job; before that is known, its folder."""

@@ -6,9 +6,9 @@ import logging
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, get_args
 
 from hydraloop.files.environment import shown
@@ -20,6 +20,8 @@ from hydraloop.sweeps.controller import Controller, Watcher
 from hydraloop.sweeps.job_states import JobState, State
 from hydraloop.sweeps.results import LAST, rank
 from hydraloop.sweeps.results_table import line, new_console, new_table
+from hydraloop.sweeps.search import Rule
+from hydraloop.sweeps.search_history import measure
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from hydraloop.tracking.run_description import short_keys
 
@@ -73,7 +75,7 @@ class Progress:
     """Of each job."""
     running: dict[int, RunningJob] = field(default_factory=dict)
     best: JobState | None = None
-    """The best job of those that have ended."""
+    """The best job of those that have ended, with the first objective as its metric."""
     _seconds: list[float] = field(default_factory=list)
     """The seconds of each job that has finished."""
 
@@ -96,14 +98,31 @@ class Progress:
         self.running.pop(state.number, None)
         if state.state in ("finished", "stopped"):
             self._seconds.append(state.seconds)
+            if reached := self.reached(state):
+                name, value = next(iter(reached.items()))
+                state = replace(state, metric=name, value=value, rule=self._objectives.get(name, state.rule))
             best, place = self.best or state, rank(state.value, state.rule)
             is_better = place < rank(best.value, best.rule) or self.best is None
             if place != LAST and state.metric == best.metric and is_better:
                 self.best = state
 
+    @property
+    def _objectives(self) -> Mapping[str, Rule]:
+        """`sweep.objectives`. Empty: the metric that each job monitors."""
+        search = self.directory.description.jobs.search
+        return {} if search is None else search.objectives
+
+    def reached(self, state: JobState) -> dict[str, float]:
+        """Return the objectives of a job that has ended; empty if it has none."""
+        search = self.directory.description.jobs.search
+        if search is not None and search.objectives:
+            found = measure(state, self.directory.run_dir(state), search)
+            return {} if found.values is None else dict(zip(found.metrics, found.values, strict=True))
+        return {} if state.metric is None or state.value is None else {state.metric: state.value}
+
     def read_records(self) -> None:
         """Read the last records of the running jobs."""
-        monitored = None if self.best is None else self.best.metric
+        monitored = next(iter(self._objectives), None if self.best is None else self.best.metric)
         for job in self.running.values():
             job.read_records(self.directory, monitored)
 
@@ -150,10 +169,12 @@ class JobLines:
             reason = state.reason or state.error or ""
             log.info("%s %s", name, reason if reason.startswith("interrupted") else f"interrupted: {reason}")
         else:
-            value = "" if state.value is None else f": {state.metric} {state.value:.4g}"
+            said = [f"{metric} {value:.4g}" for metric, value in self.progress.reached(state).items()]
+            said += [state.reason] if state.state == "pruned" and state.reason else []
+            how = f": {', '.join(said)}" if said else ""
             left = self.progress.seconds_left()
             rest = "" if left is None else f"; about {clock(left)} left for all jobs"
-            log.info("%s %s%s (%.0f s%s)", name, state.state, value, state.seconds, rest)
+            log.info("%s %s%s (%.0f s%s)", name, state.state, how, state.seconds, rest)
 
     def update(self) -> None:
         """Print nothing."""
@@ -291,7 +312,7 @@ def _summary(progress: Progress, now: float, began: float) -> list[str]:
     times = f"{clock(now - began)}" + ("" if left is None else f", about {clock(left)} left")
     lines = [f"{jobs.title(len(progress.states))}: {counts}; {times}"]
     best = progress.best
-    if best is not None and (jobs.search is None or not jobs.search.objectives):
+    if best is not None and (jobs.search is None or len(jobs.search.objectives) < 2):
         swept = brief(" ".join(jobs.swept_lines(directory.lines(best))))
         lines.append(f"best: job {best.number}, {best.metric} {number(best.value)} ({swept})")
     return lines

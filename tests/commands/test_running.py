@@ -106,6 +106,32 @@ def test_status_of_a_sweep(sweep: SweepDirectory, capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out == "interrupted: the run: its process was killed\n"
 
 
+def test_status_of_many_jobs_groups_errors_and_names_no_seeds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seeds = ",".join(map(str, range(400)))
+    made = written.sweep(tmp_path / "sweep", f"seed={seeds}", command=("python", "train.py", "-m"))
+    memory = (
+        "OutOfMemoryError: CUDA out of memory. Tried to allocate {} MiB. GPU 0 has a total capacity of 79.15 GiB.\nmore"
+    )
+    jobs = {number: {"state": "failed", "error": memory.format(number)} for number in range(5, 17)}
+    written.write(made, {3: {"state": "failed", "error": "ValueError: no"}, **jobs})
+    (made.folder(5) / "job.log").touch()
+    assert main(["status", str(made.path)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"{made.path}: python train.py -m seed={seeds[:35]}…{seeds[-10:]}",
+        "400 jobs: 387 queued, 13 failed",
+        f"No controller is running. Continue the sweep: <the same command> sweep.resume={made.path}",
+        "failed: 12 jobs: OutOfMemoryError: CUDA out of memory",
+        f"  {made.folder(5) / 'job.log'}",
+        "failed: job 3 (seed=3): ValueError: no",
+    ]
+    written.write(made, dict.fromkeys(range(400), written.finished(0.5)))
+    assert main(["results", str(made.path)]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.endswith("over 400 of 400 jobs; the command that runs it again is in results.json")
+
+
 HOSTILE = "\x1b]52;c;Y3VybA==\x07\x1b[31mred\x1b[0m \x9b2J\u202e\r"
 """Writes the clipboard, colours, empties the screen, and reverses the direction of text."""
 VISIBLE = "\\x1b]52;c;Y3VybA==\\x07red \\x9b2J\\u202e"

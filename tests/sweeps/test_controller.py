@@ -293,14 +293,24 @@ def test_no_job_starts_after_a_failure_if_asked_for(make: Make) -> None:
     assert (loop.exit_code, loop.unfinished) == (1, [1, 2, 3, 4, 5])
 
 
-def test_a_sweep_whose_jobs_cannot_be_built_stops_and_continues_when_it_is_resumed(make: Make) -> None:
-    loop, played = make(fail_to_build, workers=1)
+def refuse_option(played: Played, request: Request) -> int:
+    write(request, "failed", error="sweep.objectives: no metric", progress={"iteration": 0})
+    return 1
+
+
+@pytest.mark.parametrize(
+    ("play", "error"), [(fail_to_build, "ValueError: x"), (refuse_option, "sweep.objectives: no metric")]
+)
+def test_a_sweep_whose_jobs_cannot_be_built_stops_and_continues_when_it_is_resumed(
+    make: Make, play: Play, error: str
+) -> None:
+    loop, played = make(play, workers=1)
     loop.run()
     assert played.started == [0, 1]
     assert (loop.exit_code, loop.unfinished, loop.failed) == (1, [0, 1, 2, 3, 4, 5], [])
     assert "sweep.resume=" in str(loop.problem)
     state = loop.directory.state(1)
-    assert (state.state, state.reason, state.error) == ("interrupted", "ValueError: x", None)
+    assert (state.state, state.reason, state.error) == ("interrupted", error, None)
     loop, played = make(finish)
     loop.run()
     assert (played.started, loop.exit_code) == ([0, 1, 2, 3, 4, 5], 0)

@@ -45,9 +45,9 @@ def as_json(directory: SweepDirectory) -> dict[str, Any]:
 def test_the_files_have_a_row_for_each_job_with_the_best_first(directory: SweepDirectory) -> None:
     results.write(directory, results.collect(directory))
     rows = list(csv.reader((directory.path / "results.csv").read_text().splitlines()))
-    header = ["job", "optimizer.lr", "seed", "status", "metric", "value", "step", "checkpoint", "seconds", "error"]
-    best = ["2", "1e-2", "0", "stopped", "accuracy", "0.95", "40", "2/checkpoints/best.pth", "2.0", ""]
-    assert rows[:2] == [header, best]
+    header = ["job", "optimizer.lr", "seed", "status", "metric", "value", "step", "checkpoint", "seconds"]
+    best = ["2", "1e-2", "0", "stopped", "accuracy", "0.95", "40", "2/checkpoints/best.pth", "2.0"]
+    assert rows[:2] == [[*header, "error", "reason"], [*best, "", "no improvement"]]
     assert [row[0] for row in rows[1:]] == ["2", "0", "1", "3"]
     assert rows[3][:3] == ["1", "1e-3", "1"]
     assert rows[4][5] == "nan"
@@ -62,6 +62,7 @@ def test_the_files_have_a_row_for_each_job_with_the_best_first(directory: SweepD
         "checkpoint": None,
         "seconds": 2.0,
         "error": None,
+        "reason": None,
         "objectives": {},
     }
     assert content["rows"][2]["error"].startswith("ValueError: [red] is bad")
@@ -73,8 +74,9 @@ def test_the_table_shows_all_that_the_files_have(directory: SweepDirectory, caps
     results_table.show(directory)
     printed = capsys.readouterr().out.splitlines()
     cells = [line.split() for line in printed]
-    assert cells[1] == ["job", "lr", "seed", "status", "accuracy", "step", "time", "checkpoint", "error"]
-    assert cells[2] == ["2", "1e-2", "0", "stopped", "0.9500", "40", "2.00s", "2/checkpoints/best.pth"]
+    assert cells[1] == ["job", "lr", "seed", "status", "accuracy", "step", "time", "checkpoint", "reason"]
+    assert cells[2][:-2] == ["2", "1e-2", "0", "stopped", "0.9500", "40", "2.00s", "2/checkpoints/best.pth"]
+    assert cells[2][-2:] == ["no", "improvement"]
     assert printed[4].endswith("ValueError: [red] is bad :smile:")
     assert cells[5][:5] == ["3", "1e-2", "1", "finished", "nan"]
     assert [line.split() for line in printed[7:10]] == [

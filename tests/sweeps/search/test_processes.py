@@ -65,11 +65,14 @@ def test_a_job_with_ranks_is_pruned_and_the_others_go_on(tmp_path: Path) -> None
     jobs = [("1e-2", 1)] * 5 + [("1e-4", 2), ("1e-2", 1)]
     trials = [f"{{optimizer.lr: {rate}, distributed.nproc_per_node: {ranks}}}" for rate, ranks in jobs]
     options = ("distributed.nproc_per_node=1,2", "sweep.trials=7", "sweep.prune=median", "engine.max_epochs=4")
+    options = (*options, "sweep.objectives={accuracy: max}")
     hook = "+hooks.slow={_target_: my_project.slow.Slow, rate: '${optimizer.lr}'}"
     done = project.train(*SHORT, *options, f"sweep.enqueue=[{','.join(trials)}]", hook)
     assert done.code == 0, done.text
     assert [state.state for state in found(project).states()] == ["finished"] * 5 + ["pruned", "finished"]
+    assert found(project).states()[5].reason == "by median at validation 1"
     pruned = Run(project.path / "all" / "5")
+    assert pruned.config.sweep.objectives == {"accuracy": "max"}
     assert (pruned.result["status"], pruned.result["reason"]) == ("interrupted", "preempted by SIGTERM")
     assert running_in(project.path) == []
 

@@ -6,6 +6,7 @@ import csv
 import json
 import re
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ import pytest
 from hydraloop.commands.command_line import view
 from hydraloop.files.result import Result
 from hydraloop.sweeps.executors.executor import Request
+from hydraloop.sweeps.sweep_display import JobLines
 from tests.sweeps.search.played import LR, Search, distance
+from tests.sweeps.search.test_objectives import as_time, changed
 
 WIDTH = "task.model.width=int(interval(1,64))"
 
@@ -85,17 +88,35 @@ def test_with_seeds_the_best_is_a_mean_over_all_of_them(tmp_path: Path, capsys: 
     assert any(line.startswith("best: optimizer.lr=") and line.endswith("it runs again with") for line in lines)
 
 
-def test_pruned_jobs_are_listed_after_the_finished_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    search = Search(tmp_path, options={"trials": 12, "promote": "asha"}, validations=9)
-    search.loss = lambda values: distance(values) - 1e-3 * int(values.get("engine.pause_after", 0))
+def test_pruned_jobs_are_listed_after_the_finished_ones_with_objective_and_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The jobs monitor another metric than the objective."""
+    caplog.set_level("INFO")
+    options = {"trials": 12, "promote": "asha", "objectives": {"time": "min"}}
+    search = changed(Search(tmp_path, options=options, validations=9), as_time)
+    search.loss = lambda values: distance(values) + 1 - 1e-3 * int(values.get("engine.pause_after", 0))
     search.run()
-    _, content = shown(search, capsys)
+    lines, content = shown(search, capsys)
     states = [row["status"] for row in content["rows"]]
     assert states == sorted(states)
     assert set(states) == {"finished", "pruned"}
     assert content["best"]["status"] == "finished"
     pruned = [row["value"] for row in content["rows"] if row["status"] == "pruned"]
     assert pruned == sorted(pruned)
+    reasons = Counter(row["reason"] for row in content["rows"] if row["status"] == "pruned")
+    assert set(reasons) == {"not promoted at rung 1", "not promoted at rung 2"}
+    assert Counter(line[-22:] for line in lines if " pruned " in line) == reasons
+    last = content["rows"][-1]
+    display = JobLines(search.directory)
+    display.ended(search.directory.state(last["job"]))
+    assert f" pruned: time {last['value']:.4g}, {last['reason']} (" in caplog.messages[-1]
+    best = display.progress.best
+    assert best is not None
+    assert (best.number, best.metric, best.value) == (content["best"]["job"], "time", content["best"]["value"])
+    assert view(["status", str(search.directory.path)]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[2:] == [f"pruned: {count} jobs: {reason}" for reason, count in reasons.most_common()]
 
 
 def test_several_objectives_have_a_pareto_front(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,7 +139,7 @@ def test_several_objectives_have_a_pareto_front(tmp_path: Path, capsys: pytest.C
     lr = str(search.history().trials[found[0]["trial"]].params["optimizer.lr"])
     assert f"optimizer.lr={lr}" in found[0]["command"]
     titles = [line.split() for line in lines]
-    assert titles[1] == ["job", "lr", "width", "status", "loss", "time", "step", "time", "checkpoint", "error"]
+    assert titles[1] == ["job", "lr", "width", "status", "loss", "time", "step", "time", "checkpoint", "reason"]
     first = titles.index(["Pareto", "front"]) + 1
     assert titles[first] == ["job", "lr", "width", "loss", "time"]
     assert [int(cells[0]) for cells in titles[first + 1 :][: len(found)]] == [point["trial"] for point in found]

@@ -89,6 +89,8 @@ def test_with_asha_a_third_of_each_rung_continues_and_the_others_are_pruned(tmp_
     lines = [dict(line.split("=", 1) for line in lines) for number, lines in search.started if number == best[0].number]
     assert [line.get("engine.pause_after") for line in lines][:2] == ["1", "3"]
     assert ends(search) == {"finished": len(finished), "pruned": 27 - len(finished)}
+    pruned = [trial for trial in trials if trial.state == "pruned"]
+    assert [one.jobs[0].reason for one in pruned] == [f"not promoted at rung {max(one.curve)}" for one in pruned]
 
 
 def test_a_search_with_few_trials_has_one_that_has_trained_to_its_end(tmp_path: Path) -> None:
@@ -200,12 +202,13 @@ def test_a_job_whose_file_is_lost_is_failed_and_the_others_keep_their_numbers(tm
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning")  # of Optuna
-@pytest.mark.parametrize("rule", ["greater", "less"])
-def test_the_median_pruner_is_shown_each_validation_in_turn(tmp_path: Path, rule: Rule) -> None:
+@pytest.mark.parametrize(("rule", "prune_after"), [("greater", 1), ("less", 3)])
+def test_the_median_pruner_is_shown_each_validation_in_turn(tmp_path: Path, rule: Rule, prune_after: int) -> None:
     """Decisions are those of Optuna's own loop, which asks after each report."""
-    space, draws, history, suggested = Search(tmp_path).space, random.Random(rule), History(), Counter[bool]()
+    search = replace(Search(tmp_path).search, prune_after=prune_after)
+    draws, history, suggested = random.Random(rule), History(), Counter[bool]()
     history.metrics, history.rules = ("loss",), (rule,)
-    pruner = optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=1)
+    pruner = optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=prune_after)
     study = optuna.create_study(direction="maximize" if rule == "greater" else "minimize", pruner=pruner)
     for number in range(60):
         theirs, level = study.ask(), draws.gauss(0, 1)
@@ -214,7 +217,7 @@ def test_the_median_pruner_is_shown_each_validation_in_turn(tmp_path: Path, rule
             value = math.nan if draws.random() < 0.04 else round(level + draws.gauss(0, 0.5), 1)
             trial.curve[validation] = value
             theirs.report(value, validation)
-            assert search_sampler.prunes(space, history, trial, trial.curve) == theirs.should_prune()
+            assert search_sampler.prunes(search, history, trial, trial.curve) == theirs.should_prune()
             suggested[theirs.should_prune()] += 1
         study.tell(theirs, level)
         trial.state, trial.results = "complete", {0: (level,)}

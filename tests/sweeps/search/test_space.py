@@ -24,7 +24,7 @@ FIVE = f"{LR} sweep.trials=5"
 def test_numbers_choices_and_constants_are_dimensions_and_their_ends_are_validated() -> None:
     line = f"-m {LR} hooks=[],[ema] engine.max_epochs=int(interval(3,9)) optimizer.weight_decay=range(0.0,0.3,0.1) "
     with composer() as opened:
-        plan, checked = planned(f"{line} data=spirals seed=0,1 sweep.trials=7", opened)
+        plan, checked = planned(f"{line} data=spirals seed=0,1 sweep.trials=7 sweep.objectives={{loss:min}}", opened)
     assert plan.jobs.search is not None
     numbers = Dimension("optimizer.lr", "optimizer.lr", (), 1e-4, 0.1, is_log=True)
     assert plan.jobs.search.space == Space(
@@ -39,6 +39,7 @@ def test_numbers_choices_and_constants_are_dimensions_and_their_ends_are_validat
     )
     assert plan.jobs.count == 14
     assert {cfg.optimizer.lr for cfg in checked} == {1e-4, 1e-1}
+    assert all(cfg.sweep.objectives == {"loss": "min"} for cfg in checked), "a job checks that its task has them"
     assert {cfg.engine.max_epochs for cfg in checked} == {3, 9}
     assert {"ema" in cfg.hooks for cfg in checked} == {True, False}
     assert {cfg.data.train._target_ for cfg in checked} == {checked[0].data.train._target_}
@@ -89,6 +90,8 @@ def test_a_key_may_depend_on_two_groups(tmp_path: Path) -> None:
         (f"{FIVE} sweep.sampler=cma", "sweep.sampler", "'cma' is not a sampler", "tpe"),
         (f"{FIVE} sweep.retry_failed=true", "sweep.retry_failed", "no such option", "Leave"),
         (f"{FIVE} engine.max_epochs=5,9 sweep.prune=median", "sweep.prune", "differ between jobs", "Leave"),
+        (f"{FIVE} sweep.prune=median engine.max_epochs=1", "sweep.prune_after", "a run has 1", "leave sweep.prune"),
+        (f"{FIVE} sweep.prune=median sweep.prune_after=0", "sweep.prune_after", "below 1", "null for a quarter"),
         (f"{FIVE} sweep.promote=asha sweep.prune=median", "sweep.prune", "no other way", "Leave"),
         (f"{LR} seed=0,1 sweep.trials=5 sweep.promote=asha", "sweep.promote", "trials of one job", "Leave"),
         (f"{FIVE} sweep.promote=asha sweep.objectives={{a:max,b:min}}", "sweep.promote", "single objective", ""),
@@ -107,6 +110,24 @@ def test_a_mistake_is_one_message_before_a_job_starts(typed: str, key: str, prob
     assert caught.value.key == key
     assert problem in caught.value.problem
     assert remedy in (caught.value.remedy or "")
+
+
+@pytest.mark.parametrize(
+    ("typed", "validations", "prune_after"),
+    [
+        ("engine.max_epochs=21", 21, 5),
+        ("engine.max_epochs=3", 3, 1),
+        ("engine.max_epochs=21 sweep.prune_after=9", 21, 9),
+        ("engine.max_epochs=10 engine.val_interval=2 engine.val_begin=5", 4, 1),  # after epochs 5, 7, 9 and 10
+        ("engine.max_epochs=10 engine.val_interval=4", 3, 1),
+        ("engine.max_iters=1000 engine.val_by_epoch=false engine.val_interval=100", 10, 2),
+    ],
+)
+def test_a_quarter_of_the_planned_validations_ends_no_job(typed: str, validations: int, prune_after: int) -> None:
+    with composer() as opened:
+        draft, _ = planned(f"-m {FIVE} sweep.prune=median {typed}", opened)
+    assert draft.jobs.search is not None
+    assert (draft.jobs.search.validations, draft.jobs.search.prune_after) == (validations, prune_after)
 
 
 def test_a_trial_sets_and_deletes_what_was_typed() -> None:
