@@ -1,4 +1,4 @@
-"""Check a command line: compose and validate the config of the run, or of each job, before anything is written."""
+"""Checks a command line: composes and validates the config of the run, or of each job, before anything is written."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ class Draft:
     """A run that has passed all checks, before it has a directory."""
 
     overrides: Sequence[str]
-    """As Hydra takes them: `hooks=a,b` is a list, or a sweep."""
+    """The overrides for Hydra: in a single run, `hooks=a,b` has become the list `hooks=[a,b]`."""
     cfg: DictConfig
-    """Composed and validated, with the node `hydra`. In a sweep: the config of the first job."""
+    """The composed and validated config, with the node `hydra`. In a sweep: the config of the first job."""
     typed: Sequence[str]
     """The keys that the command line sets, without the axes of a sweep that a config file sets."""
     is_sweep = False
 
 
 def is_sweep(typed: arguments.Typed, args: argparse.Namespace, composer: Composer) -> bool:
-    """Return whether a command line is that of a sweep, by a flag or by `hydra.mode`.
+    """Return whether the command line starts a sweep, by the flag -m or by `hydra.mode`.
 
     Raises:
-        UserError: an option that a group does not have.
+        UserError: a group does not have a selected option.
     """
     _check_groups(typed.parsed, composer)
     return args.multirun or _mode_is_multirun(typed, composer)
@@ -60,7 +60,9 @@ def check_run(typed: arguments.Typed, composer: Composer, *, trains: bool) -> Dr
     """Compose and check the config of a single run.
 
     Args:
-        trains: as of `validate`.
+        typed: the command line.
+        composer: of the project.
+        trains: whether the run needs training data (`validate`).
 
     Raises:
         UserError: a mistake in the overrides, the config files, or the order of hooks.
@@ -82,8 +84,10 @@ def compose_job(
     """Return the config of one job, with the node `hydra`, composed and checked.
 
     Args:
-        trains: as of `validate`.
-        compose: a faster way to compose the job of a sweep. None: that of the composer.
+        lines: the overrides.
+        composer: of the project.
+        trains: whether the job needs training data (`validate`).
+        compose: a faster way to compose the job of a sweep. None: `composer.compose`.
 
     Raises:
         UserError: a mistake in the overrides, the config files, or the order of hooks.
@@ -95,7 +99,7 @@ def compose_job(
 
 
 def compose_sweep(lines: Sequence[str], composer: Composer) -> DictConfig:
-    """Return the config that Hydra composes for the sweep itself."""
+    """Return the config that Hydra composes for the sweep itself, checked: without the values that are swept."""
     cfg = explained(composer.compose_sweep, lines, composer)
     check_defaults(cfg, composer)
     check_hydra_node(cfg)
@@ -103,6 +107,7 @@ def compose_sweep(lines: Sequence[str], composer: Composer) -> DictConfig:
 
 
 def _check(cfg: DictConfig, lines: Sequence[str], composer: Composer, *, trains: bool) -> None:
+    """Refuse a composed config with a mistake, and explain it by the overrides and the config files."""
     check_defaults(cfg, composer)
     check_added(cfg, arguments.parse(lines), composer)
     check_hydra_node(cfg)
@@ -114,7 +119,7 @@ def validate(cfg: DictConfig, *, trains: bool = False) -> None:
 
     Args:
         cfg: as composed, with or without the node `hydra`. It is not changed.
-        trains: whether the run is to be trained, by the config alone, so that it needs training data.
+        trains: whether the run trains, with objects from the config alone, so that the config needs training data.
     """
     check_keys(cfg)
     with hydra_config(cfg) if "hydra" in cfg else nullcontext():
@@ -131,8 +136,8 @@ def validate(cfg: DictConfig, *, trains: bool = False) -> None:
 
 @contextmanager
 def hydra_config(cfg: DictConfig) -> Iterator[None]:
-    """In the body, interpolations of `${hydra:…}` resolve. `cfg` has the node `hydra`."""
-    before = HydraConfig.instance().cfg  # of a surrounding job
+    """In the body, let interpolations of `${hydra:…}` resolve. `cfg` has the node `hydra`."""
+    before = HydraConfig.instance().cfg  # not None inside a job of Hydra
     HydraConfig.instance().cfg = cast(Any, cfg)  # `set_config` would copy the node, which takes 3 ms
     try:
         yield
@@ -141,24 +146,29 @@ def hydra_config(cfg: DictConfig) -> Iterator[None]:
 
 
 def _check_groups(overrides: Sequence[Override], composer: Composer) -> None:
-    """Refuse values that are not options of a config group. Hydra would raise a Python error."""
+    """Refuse a value that is not an option of its config group. Hydra would raise a Python error."""
     for override in overrides:
         group = override.key_or_group
-        if override.value() == "???":  # OmegaConf's mark
-            raise UserError("??? is no value", key=group, remedy=f"Give it one: {group}=…")
+        if override.value() == "???":  # OmegaConf's mark of a missing value
+            raise UserError("??? is not a value", key=group, remedy=f"Give it one: {group}=…")
         is_axis = override.is_sweep_override() and not override.is_delete()
         if is_axis or not composer.is_group(group) or group.startswith("hydra"):
             continue
         if not group:
             raise UserError(f"{override.input_line!r} has no key", remedy="Write key=value, or ~key to delete.")
+
+        # Allowed: `group=name`, `group=[name,name]`, `group={…}`, which is merged, `~group` and `~group=name`.
         value = override.value()
         value = value.list if isinstance(value, ChoiceSweep) else value
         names = value if isinstance(value, list) else [value]
-        known = isinstance(value, dict) or all(isinstance(name, str) and name not in ("", "???") for name in names)
-        if known and not (override.is_delete() and isinstance(value, list | dict)):
+        has_names = isinstance(value, dict) or all(isinstance(name, str) and name not in ("", "???") for name in names)
+        if override.is_delete():
+            is_allowed = value is None or (has_names and not isinstance(value, list | dict))
+        else:
+            is_allowed = has_names
+        if is_allowed:
             continue
-        if override.is_delete() and value is None:
-            continue
+
         remedy = f"Options: {', '.join(composer.options(group))}."
         if group in _REQUIRED:
             remedy = f"{remedy} For the option of your config file, leave {group}= out."
@@ -170,9 +180,9 @@ def _check_groups(overrides: Sequence[Override], composer: Composer) -> None:
 
 
 def check_hydra_node(cfg: DictConfig) -> None:
-    """Refuse options of Hydra that are not used, and directories that do not resolve."""
+    """Refuse options of Hydra that have no effect, directories that do not resolve, and jobs outside of their sweep."""
     check_composed(cfg)
-    for key in ("run", "sweep"):  # the whole node would take 10 ms
+    for key in ("run", "sweep"):  # not the whole node, which takes 10 ms
         check_interpolations(OmegaConf.select(cfg.hydra, key), f"hydra.{key}.")
     written: Any = OmegaConf.to_container(cfg.hydra.sweep, resolve=False)
     folder = os.path.normpath(os.path.join(written["dir"], written["subdir"]))
@@ -185,7 +195,7 @@ def check_hydra_node(cfg: DictConfig) -> None:
 
 
 def explained(compose: Callable[[Sequence[str]], T], lines: Sequence[str], composer: Composer) -> T:
-    """Compose with Hydra.
+    """Call `compose` with the overrides, and explain errors of Hydra.
 
     Raises:
         UserError: a mistake in the overrides or in the config files.
@@ -199,10 +209,11 @@ def explained(compose: Callable[[Sequence[str]], T], lines: Sequence[str], compo
 def _mode_is_multirun(typed: arguments.Typed, composer: Composer) -> bool:
     """Return whether `hydra.mode` is MULTIRUN, on the command line or in a config file."""
     lines = zip(typed.lines, typed.parsed, strict=True)
-    plain = [line for line, override in lines if line in typed.rewritten or not override.is_sweep_override()]
-    for attempt in (plain, [line for line in plain if line.startswith("hydra")]):
+    without_axes = [line for line, override in lines if line in typed.rewritten or not override.is_sweep_override()]
+    # If the overrides have a mistake, which is reported later, those of Hydra alone may compose.
+    for overrides in (without_axes, [line for line in without_axes if line.startswith("hydra")]):
         try:
-            mode = composer.compose(attempt).hydra.mode
+            mode = composer.compose(overrides).hydra.mode
         except COMPOSING_ERRORS:
             continue
         return mode is not None and mode.name == "MULTIRUN"

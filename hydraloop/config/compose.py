@@ -1,4 +1,4 @@
-"""Compose a config as Hydra will, before Hydra does, so that mistakes are found before anything is written."""
+"""Composes configs by Hydra's Compose API, so that mistakes are found before anything is written."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def _read_header_after_mark(text: str) -> dict[str, str | None]:
     return _read_header(text.removeprefix("\ufeff"))
 
 
-# Hydra opens files as UTF-8, which keeps the mark; its sources for folders and for packages cannot be replaced.
+# Hydra opens files as UTF-8, which keeps the byte-order mark. Its classes that read files cannot be replaced.
 ConfigSource._get_header_dict = staticmethod(_read_header_after_mark)  # type: ignore[method-assign, assignment]
 
 
 class Composer:
-    """Composes configs of one project. Only one can be open at a time; `opened` makes it.
+    """Composes configs of one project. `opened` makes it. Only one composer can be open at a time.
 
     Args:
         name: of the primary config, without `.yaml`.
@@ -49,32 +49,41 @@ class Composer:
     def __init__(self, name: str) -> None:
         self.name = name
         self._last: dict[tuple[str, ...], DictConfig | Exception] = {}
+        """The last two results of `compose`, or the errors, by overrides."""
         self._is_group: dict[str, bool] = {}
+        """The results of `is_group`."""
 
     def compose(self, overrides: Sequence[str]) -> DictConfig:
         """Return the config of one job, with the node `hydra`.
 
         Raises:
-            UserError: an option of Hydra is not used.
-            Exception: what Hydra raises.
+            UserError: an option of Hydra is not supported.
+            Exception: raised by Hydra.
         """
-        found = self._last.get(key := tuple(overrides))
-        if found is None:  # composing takes about 100 ms, also if it fails
+        key = tuple(overrides)
+        if key not in self._last:  # composing takes about 100 ms, also if it fails
+            result: DictConfig | Exception
             try:
-                found = self._checked(overrides, partial(hydra.compose, self.name, return_hydra_config=True))
+                result = self._composed(overrides, partial(hydra.compose, self.name, return_hydra_config=True))
             except Exception as error:
-                found = error
-            self._last = dict([*self._last.items(), (key, found)][-2:])
-        if isinstance(found, Exception):
-            raise found
-        return found
+                result = error
+            before = list(self._last.items())[-1:]
+            self._last = dict([*before, (key, result)])
+        result = self._last[key]
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     def compose_sweep(self, overrides: Sequence[str]) -> DictConfig:
-        """Return what Hydra composes for a sweep before its jobs: without the values that are swept."""
+        """Return the config that Hydra composes for a sweep before its jobs: without the values that are swept."""
         load = GlobalHydra.instance().config_loader().load_configuration
-        return self._checked(overrides, partial(load, self.name, run_mode=RunMode.MULTIRUN))
+        return self._composed(overrides, partial(load, self.name, run_mode=RunMode.MULTIRUN))
 
-    def _checked(self, overrides: Sequence[str], compose: Callable[..., DictConfig]) -> DictConfig:
+    def _composed(self, overrides: Sequence[str], compose: Callable[..., DictConfig]) -> DictConfig:
+        """Return the config that `compose` makes, with Hydra's options checked.
+
+        Hydra refuses a key that the config does not have. If the key is an argument of a user's class, it gets a `++`.
+        """
         check_typed(of_hydra(overrides), self.content(self.name))
         try:
             cfg = compose(overrides=list(overrides))
@@ -87,7 +96,7 @@ class Composer:
         return cfg
 
     def complete(self, overrides: Sequence[str]) -> None:
-        """Let Hydra answer a shell at a press of Tab, with words that begin as those of COMP_LINE.
+        """Let Hydra print the completions of the command line in COMP_LINE, for a shell.
 
         Raises:
             Exception: the command line has a mistake.
@@ -101,11 +110,11 @@ class Composer:
         return self._listed(group, ObjectType.CONFIG)
 
     def option(self, group: str, name: str) -> tuple[DictConfig, str]:
-        """Return an option of a config group, without what its defaults list adds, and its place: `hooks.ema`.
+        """Return the content of an option's file, without what its defaults list adds, and its place: `hooks.ema`.
 
         Raises:
-            UserError: its file has no options.
-            Exception: what Hydra raises.
+            UserError: the file is not a mapping.
+            Exception: raised by Hydra.
         """
         found = self._source(f"{group}/{name}").load_config(f"{group}/{name}")
         if not isinstance(found.config, DictConfig):
@@ -115,12 +124,20 @@ class Composer:
         return found.config, found.header.get("package") or group
 
     def file(self, path: str) -> Path | None:
-        """Return the file of a config, `group/option` or the primary one. None: it is stored in Hydra's ConfigStore."""
+        """Return the file of a config. None: the config is stored in Hydra's ConfigStore.
+
+        Args:
+            path: `group/option`, or the name of the primary config.
+        """
         source = self._source(path)
         return Path(source.path, f"{path}.yaml") if source.scheme() == "file" else None
 
     def content(self, path: str) -> DictConfig:
-        """Return what a config file has, with its defaults list; nothing if there is no such file. No `.yaml`."""
+        """Return the content of a config file, with its defaults list. Without such a file, it is empty.
+
+        Args:
+            path: without `.yaml`.
+        """
         sources = GlobalHydra.instance().config_loader().get_sources()
         found = next((source.load_config(path).config for source in sources if source.is_config(path)), None)
         return found if isinstance(found, DictConfig) else OmegaConf.create()
@@ -151,19 +168,24 @@ class _ExtraFolder(SearchPathPlugin):
     folder: Path | None = None
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Called by Hydra for each search path that it makes."""
+        """Add the folder. Hydra calls this for each search path that it makes."""
         if self.folder is not None:
             search_path.append("command-line", f"file://{self.folder.resolve()}")
 
 
 @contextmanager
 def opened(folder: Path, name: str, extra_folder: str | Path | None = None) -> Iterator[Composer]:
-    """Open a composer over `folder` and then over `extra_folder` (Hydra's --config-dir), and close it at the end.
+    """Open a composer, and close it at the end.
+
+    Args:
+        folder: of the config files.
+        name: of the primary config, without `.yaml`.
+        extra_folder: searched after `folder` (Hydra's --config-dir).
 
     Raises:
-        UserError: a folder does not exist, or a path is not text.
+        UserError: a folder does not exist, or its path is not valid text.
     """
-    check_text(str(Path.cwd()))  # Hydra records it
+    check_text(str(Path.cwd()))  # Hydra records the working directory
     extra = None if extra_folder is None else Path(extra_folder)
     for path, key in ((folder, "--config-path"), (extra, "--config-dir")):
         check_text(str(path))
@@ -172,7 +194,10 @@ def opened(folder: Path, name: str, extra_folder: str | Path | None = None) -> I
             raise UserError(f"the folder {path} does not exist", key=key, remedy=remedy)
     hydra_versions.register_resolver("run_id", run_id)  # ${run_id:} has one value in a config
     Plugins.instance().register(_ExtraFolder)
-    surrounding, folder_before = get_gh_backup(), _ExtraFolder.folder  # of hydra.initialize
+
+    # The caller may be inside `hydra.initialize`, or inside another composer.
+    hydra_before = get_gh_backup()
+    folder_before = _ExtraFolder.folder
     GlobalHydra.instance().clear()
     _ExtraFolder.folder = extra
     try:
@@ -180,4 +205,4 @@ def opened(folder: Path, name: str, extra_folder: str | Path | None = None) -> I
             yield Composer(name)
     finally:
         _ExtraFolder.folder = folder_before
-        restore_gh_from_backup(surrounding)
+        restore_gh_from_backup(hydra_before)

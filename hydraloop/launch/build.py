@@ -1,4 +1,4 @@
-"""From the config of a run to its engine, with all parts in the order in which they need each other."""
+"""Builds the engine of a run from its config. `assemble` creates each part after those that it needs."""
 
 from __future__ import annotations
 
@@ -45,16 +45,19 @@ def build(plan: RunPlan, distributed: Distributed, *, parts: Parts = NONE, lock:
 
     Args:
         plan: of the run. Its config is not changed.
+        distributed: the ranks.
         parts: finished objects, used instead of those that the config describes.
-        lock: of the run directory, to be held while the engine trains. None: the caller holds it.
+        lock: of the run directory; the engine holds it while it trains. None: the caller holds it.
 
     Raises:
-        UserError: an option that cannot be built; names the key and the fix.
+        UserError: an option cannot be built; names the key and the fix.
         Exception: any error of a user's own constructor.
     """
+    # A run that was started with finished objects can only continue with such objects.
     position = None if plan.checkpoint is None else peek(plan.checkpoint, key="resume")
     if position is not None:
         parts.check(position.given, f"hydraloop.build(hydraloop.compose([…, 'resume={plan.checkpoint}'])")
+
     engine = assemble(
         plan.cfg,
         distributed,
@@ -65,10 +68,11 @@ def build(plan: RunPlan, distributed: Distributed, *, parts: Parts = NONE, lock:
         position=position,
         lock=lock,
     )
+
     if distributed.is_main:
         log_notices(plan.cfg, given=parts.hooks)
         if plan.checkpoint is None:
-            # An earlier attempt without a checkpoint has left records, which this run writes again.
+            # An attempt that was killed before its first checkpoint has left records. This run writes them again.
             cut_after(plan.run_dir / FILENAME, iteration=-1, last_validation=-1)
         if not plan.is_recorded:
             run_directory.record_config(plan.cfg, plan.attempt or plan.run_dir / RECORDS)
@@ -90,14 +94,17 @@ def assemble(
     """Return an engine with all its parts. No file is written.
 
     Args:
-        cfg: validated.
-        typed: keys whose values replace those of the checkpoint.
-        checkpoint: where the run continues.
-        position: that of the checkpoint.
+        cfg: the validated config.
+        distributed: the ranks.
+        run_dir: for the run's files.
+        parts: finished objects, used instead of those that the config describes.
+        typed: the keys whose values replace those of the checkpoint.
+        checkpoint: the file from which the run continues. None: a new run.
+        position: of the checkpoint in the training data.
         trains: whether the engine gets an optimizer and schedules.
-        lock: of the run directory.
+        lock: of the run directory; the engine holds it while it trains.
     """
-    # The process: cuBLAS reads the choice of its kernels at the first product, so it comes before everything else.
+    # The process. First the choice of kernels: cuBLAS reads it at the first matrix product.
     use_deterministic_kernels(cfg.engine.deterministic)
     device = distributed.device(cfg.engine.device)
     seed_everything(cfg.seed)
@@ -105,26 +112,28 @@ def assemble(
     avoid_dynamo_import()
     precision = make_precision(cast("Mapping[str, Any]", OmegaConf.to_container(cfg.precision, resolve=True)), device)
 
-    # Data and task. A resumed run gets all its weights from its checkpoint, so `init` is for new runs.
+    # The data and the task. A resumed run gets all its weights from its checkpoint, so `init` is for new runs only.
     loaders = build_loaders(cfg, device, distributed, parts.all_loaders if trains else parts.loaders)
     task = build_task(cfg, parts.task)
     if cfg.init.checkpoint is not None and checkpoint is None:
         rules: Any = OmegaConf.to_container(cfg.init, resolve=True)
         initialise(task.model, Path(rules.pop("checkpoint")), Rules(**rules), distributed)
 
-    # The optimizer takes the parameters after they have moved to the device and were sharded.
+    # The optimizer gets the parameters after `prepare_model` has moved them to the device and sharded them.
     channels_last = prepare_model(cfg, task, device, distributed)
     optimizer = build_optimizer(cfg, task.model, task, parts.optimizer) if trains else None
     settings = _settings(cfg, checkpoint, parts, typed, channels_last=channels_last)
 
-    # Schedules need the position in batches of the size that this run has.
+    # A resumed run may have another batch size. Schedules need the position in batches of the new size.
     if position is not None and loaders.train is not None:
         epoch_length = settings.limited("train", len(loaders.train))
         move_position(position.progress, position.meta, loaders.train, distributed, epoch_length)
+
     hooks, slots, on_error = build_hooks(cfg, several=distributed.world_size > 1, given=parts.hooks)
     schedules = {} if optimizer is None else build_schedules(cfg, optimizer, settings, loaders, position)
     if optimizer is not None and loaders.train is not None:
         _add_missing(hooks, slots, scheduled=bool(schedules))
+
     return Engine(
         task=task,
         optimizer=optimizer,
@@ -148,8 +157,10 @@ def _settings(
     """Return the options of the engine: those of the group `engine`, and those of other groups that the engine needs.
 
     Args:
-        checkpoint: where the run continues.
-        typed: keys whose values replace those of the checkpoint.
+        cfg: the validated config.
+        checkpoint: the file from which the run continues. None: a new run.
+        parts: finished objects, which the checkpoints name.
+        typed: the keys whose values replace those of the checkpoint.
         channels_last: whether images are stored channels last on the device.
     """
     engine: Any = OmegaConf.to_container(cfg.engine, resolve=True)
@@ -176,8 +187,8 @@ def _add_missing(hooks: dict[str, Hook | None], slots: list[Slot], *, scheduled:
     """Add the default hooks that a run must have (`missing`), unless a hook of their class has another name.
 
     Args:
-        hooks: by name; None for a hook that the config sets to null.
-        slots: their places in the order.
+        hooks: by name; None for a hook that the config sets to null. The missing ones are added.
+        slots: the places of the hooks in the order. Those of the missing hooks are added.
         scheduled: whether the run has schedules.
     """
     classes: dict[str, type[Hook]] = {"sampler_seed": DistSamplerSeedHook, "param_scheduler": ParamSchedulerHook}

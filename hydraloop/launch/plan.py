@@ -1,6 +1,6 @@
-"""From a checked config to the plan of a run: its directory, locked, and the checkpoint where it continues.
+"""Plans a run with a checked config: chooses its directory, locks it, and finds the checkpoint where the run continues.
 
-Each rank makes a `Draft`, before there are locks. Rank 0 makes a `RunPlan` of it, and all ranks train by that plan.
+Each rank has the checked config as a `Draft`. Rank 0 makes a `RunPlan` from it, and all ranks train by this plan.
 Imports no torch.
 """
 
@@ -29,26 +29,29 @@ if TYPE_CHECKING:
     from hydraloop.engine.distributed.comm import Distributed
 
 LOG = "train.log"
+"""The log of a run, in its directory."""
 _PATHS = ("run_dir", "checkpoint", "attempt")
+"""The fields of `RunPlan` that rank 0 sends to the other ranks. They compose the config themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """A run with its directory, which is locked. All ranks train by it."""
+    """What all ranks need to know to train a run, whose directory is locked."""
 
     cfg: DictConfig
-    """Validated, without the node `hydra`."""
+    """The validated config, without the node `hydra`."""
     run_dir: Path
+    """The directory of the run."""
     checkpoint: Path | None = None
-    """Where the run continues; None for a new run, or one that starts from the beginning."""
+    """The file from which the run continues. None: the run starts from the beginning."""
     attempt: Path | None = None
     """The folder for the records of this attempt to resume the run, `.hydra/resume_<n>`; None for a new run."""
     is_recorded: bool = False
     """Whether the command line records the config, as Hydra does. Otherwise, `build` records it."""
     known_checkpoints: Sequence[str] = ()
-    """The checkpoints that the directory had before this run (`known_checkpoints`)."""
+    """The checkpoints that were in the directory before this attempt (`known_checkpoints`)."""
     typed: Sequence[str] = ()
-    """Keys whose values replace those of the checkpoint."""
+    """The keys that the user has typed. Their values replace those of the checkpoint."""
 
     def paths(self) -> dict[str, str | None]:
         """Return the paths of the plan as absolute paths, for JSON."""
@@ -62,7 +65,9 @@ class RunPlan:
         return cls(cfg=cfg, **given)
 
     def without_hydra(self, typed: Sequence[str]) -> Self:
-        """Return the plan for training by the command line: without the node `hydra`, and with absolute paths.
+        """Return the plan of a run of the command line, with absolute paths.
+
+        The node `hydra` is removed from the config of this plan.
 
         Args:
             typed: see the field.
@@ -79,13 +84,13 @@ class RunPlan:
 
 
 def plan_run(draft: Draft, locks: ExitStack, restart: FindResumePoint | None = None) -> RunPlan:
-    """Choose the directory of a run of the command line, write it into the node `hydra`, and lock it.
+    """Choose the directory of a run of the command line, lock it, and write it into the node `hydra` of the config.
 
-    Interpolations of `${hydra:…}` resolve.
+    Called where interpolations of `${hydra:…}` resolve.
 
     Args:
-        draft: of a single run.
-        locks: gets the lock.
+        draft: the checked config of a single run.
+        locks: holds the lock until it closes.
         restart: finds where the run continues, if torchrun has restarted it. None: this is the first start.
 
     Raises:
@@ -104,7 +109,7 @@ def plan_run(draft: Draft, locks: ExitStack, restart: FindResumePoint | None = N
 
 
 def plan_of_draft(plan: RunPlan, draft: Draft) -> RunPlan:
-    """Return the plan with a copy of the draft's config. The draft's node `hydra` gets the directory of the plan."""
+    """Return the plan with a copy of the draft's config. The directory is written into the draft's node `hydra`."""
     with read_write(draft.cfg.hydra):
         draft.cfg.hydra.run.dir = str(plan.run_dir)
     return replace(plan, cfg=deepcopy(draft.cfg)).without_hydra(draft.typed)
@@ -114,13 +119,13 @@ def plan_job(cfg: DictConfig, run_dir: Path, *, typed: Sequence[str], continues:
     """Plan the job of a sweep, whose directory is locked.
 
     Args:
-        cfg: its node `hydra` is removed.
+        cfg: the config of the job. Its node `hydra` is removed.
         run_dir: the directory of the job.
-        typed: keys that the command line of the sweep sets.
-        continues: whether the job was started before.
+        typed: the keys that the command line of the sweep sets.
+        continues: whether an earlier attempt of the job was started.
 
     Raises:
-        UserError: all of its checkpoints are damaged.
+        UserError: all checkpoints of the job are damaged.
     """
     checkpoint = checkpoint_to_resume.newest_checkpoint(run_dir) if continues else None
     attempt = None if checkpoint is None else run_directory.next_attempt(run_dir)
@@ -138,19 +143,21 @@ def plan_build(
     """Choose the directory of a run that is started from Python. Called on each rank.
 
     Args:
-        run_dir: the directory for the run's files. None: a new one under `outputs/`, or that of the resumed run.
-        typed: keys whose values replace those of the checkpoint.
-        ranks: all of them get the choice of rank 0.
+        cfg: the validated config.
+        run_dir: the directory for the run's files. None: the one of the resumed run, or a new one under `outputs/`.
+        typed: the keys whose values replace those of the checkpoint.
+        ranks: rank 0 chooses, and sends its choice to the other ranks.
 
     Returns:
-        The plan, and on rank 0 the lock of the directory, which is free: training takes it.
+        The plan, and on rank 0 the lock of the directory. The lock is free again; training acquires it.
 
     Raises:
         UserError: another process trains in the directory, it holds another run, or there is nothing to resume.
     """
     if not ranks.is_main:
         return replace(RunPlan.from_paths(cfg, ranks.from_main(None)), typed=typed), None
-    with ExitStack() as locks:  # a locked directory is refused before anything is written
+    # Lock the directory for a moment, so that one that is in use is refused before anything is written.
+    with ExitStack() as locks:
         plan, lock = _choose_and_lock(cfg, run_dir, run_directory.new_run_dir, locks, key="run_dir")
     ranks.from_main(plan.paths())
     return replace(plan, typed=typed), lock
@@ -174,21 +181,27 @@ def _choose_and_lock(
     """Choose a directory and a checkpoint, and lock the directory until `locks` closes.
 
     Args:
+        cfg: the validated config.
         named: the directory that the user has named, if any.
         new: returns the directory of a new run.
-        key: the option that names the directory.
-        restart: finds where a restarted run continues.
+        locks: holds the lock until it closes.
+        key: the option that names the directory, for errors.
+        restart: finds where a restarted run continues. None: by the option `resume`.
     """
     find = restart or partial(checkpoint_to_resume.find, cfg, key=key)
     key_of_choice = key if cfg.resume is None else "resume"
+
+    # The directory: that of the resumed run, else the named one, else a new one.
     resumed = find(named).run_dir
     if resumed is not None:
         run_directory.check_links(resumed, key=key_of_choice)
     directory = resumed or named or new()
-    # After a restart, the machine of rank 0 may have crashed with the lock.
+
+    # If the machine of rank 0 has crashed, its lock is free only after the lease. So a restart waits for so long.
     lock = RunLock(directory, key=key_of_choice, patience=PATIENCE if restart is None else LEASE)
     locks.enter_context(lock)
-    # Another process may have trained in the directory until it was locked: find the checkpoint a second time.
+
+    # Before the directory was locked, another process may have trained in it: find the checkpoint a second time.
     resumed, checkpoint = find(resumed or named)
     if resumed is None and cfg.resume != "auto":
         run_directory.refuse_held(directory, key=key)
@@ -200,10 +213,11 @@ def _choose_and_lock(
 
 
 def open_run_directory(cfg: DictConfig, plan: RunPlan) -> None:
-    """Make the directory of a run, log into it from now on, and record the config, with secrets masked.
+    """Make the directory of a run, write the log into it from now on, and record the config, with secrets masked.
 
     Args:
-        cfg: of the plan, with the node `hydra`.
+        cfg: the config of the plan, with the node `hydra`.
+        plan: of the run.
     """
     set_output_dir(cfg, plan)
     folder = plan.attempt or plan.run_dir / RECORDS
@@ -220,7 +234,8 @@ def set_output_dir(cfg: DictConfig, plan: RunPlan) -> None:
     """Let interpolations of `${hydra:runtime.output_dir}` resolve to the directory of the plan, also in its config.
 
     Args:
-        cfg: with the node `hydra`.
+        cfg: the config of the plan, with the node `hydra`.
+        plan: of the run.
     """
     with read_write(cfg.hydra):
         cfg.hydra.runtime.output_dir = str(plan.run_dir)
