@@ -41,9 +41,9 @@ class Batches:
         self._rest: Iterator[tuple[int, Any]] | None = None
         """The rest of the epoch: batches on the device, with their indices. None before its first `fetch`."""
         self.asked_at = 0.0
-        """When training asked for its current batch (`perf_counter`)."""
+        """When training requested its current batch (`perf_counter`)."""
         self.waited = 0.0
-        """How long training waited for its current batch [s]."""
+        """How long training has waited for its current batch [s]."""
         self.use(loaders)
 
     def use(self, loaders: Loaders) -> None:
@@ -107,7 +107,7 @@ class Batches:
     def windows(self) -> Iterable[Window]:
         """Return the windows from the position of the run to the end of the epoch, or of the run.
 
-        A window has `accumulate` batches; the last one of an epoch, and of the run, may have fewer.
+        A window has `accumulate` batches. The last window of an epoch, and of the run, may have fewer.
         """
         progress = self._progress
         accumulate = self._settings.accumulate
@@ -115,7 +115,7 @@ class Batches:
         return (indices[start : start + accumulate] for start in range(0, len(indices), accumulate))
 
     def end_epoch(self) -> None:
-        """Drop the rest of the epoch. After the last batch, read the loader to its end, where workers end.
+        """Drop the rest of the epoch. If there is none, read the loader to its end, so that its workers end.
 
         Raises:
             UserError: the loader yields more batches than its length, from which windows are planned.
@@ -128,22 +128,23 @@ class Batches:
         self.end()
 
     def end(self) -> None:
-        """Drop the rest of the epoch; called also after an error, whose traceback would keep it with its workers."""
+        """Drop the rest of the epoch. Also after an error: the traceback would keep the iterator and its workers."""
         self._rest = None
 
     def fetch(self, batch_idx: int) -> Any:
-        """Return a batch of a window, on the device, and measure how long it takes to arrive.
+        """Return the next batch of a window, on the device, and measure how long training waits for it.
 
         Raises:
             UserError: the loader yields fewer batches than its length.
         """
         self.asked_at = perf_counter()
         if self._rest is None:
-            self._rest = self._rest_of_epoch()  # here, because it may start workers, for which training waits
-        for _, batch in self._rest:
-            self.waited = perf_counter() - self.asked_at
-            return batch
-        raise self._wrong_length(str(batch_idx))
+            self._rest = self._rest_of_epoch()  # may start workers, which counts as waiting
+        item = next(self._rest, None)
+        if item is None:
+            raise self._wrong_length(str(batch_idx))
+        self.waited = perf_counter() - self.asked_at
+        return item[1]
 
     def _rest_of_epoch(self) -> Iterator[tuple[int, Any]]:
         """Return the batches from the position of the run on, on the device, with their indices in the epoch."""

@@ -54,6 +54,7 @@ from hydraloop.engine.seeding import mix_seed, seed_everything
 from hydraloop.engine.signals import preemptible
 from hydraloop.engine.stepper import Stepper
 from hydraloop.engine.task_steps import make_stepper
+from hydraloop.engine.validations import Validations
 from hydraloop.files.lock import RunLock
 from hydraloop.files.result import Best, Result
 
@@ -102,7 +103,7 @@ class Engine:
                 `set_epoch` needs `sampler_seed`; give `"sampler_seed": None` to train without it.
             slots: when each hook is called at a mount point. Default: by the priority of its class, as a custom hook.
             on_error: what happens if a hook raises an error, by the name of the hook. Default: `on_error` of its class.
-            lock: of `run_dir`; `train` acquires and releases it. None: the caller holds it, or no lock is needed.
+            lock: of `run_dir`; `train` acquires and releases it. None: the caller has acquired it, or needs none.
             settings: the options. Default: `Settings()`.
             run_dir: for this run's files; `train` creates it.
             seed: of the run. `train` seeds the global generators by it; the caller seeds them for the initial weights.
@@ -144,20 +145,21 @@ class Engine:
         self.batches = Batches(loaders, run)
         self.progress.set_length(settings, self.batches.epoch_length)
         self.loss_check = LossCheck(run)
+        self.validations = Validations(run, loaders)
         self.records = Records(run)
-        self.requests = Requests(run, lambda: self.checkpoints)  # `checkpoints` is made later: it uses the evaluator
-        self.evaluator = Evaluator(run, self.batches, self.requests, self.records)
-        self.checkpoints = Checkpoints(run, self.batches, self.evaluator, self.loss_check, self.requests.save_failed)
+        self.requests = Requests(run, lambda: self.checkpoints)  # `checkpoints` is made later: it uses the requests
+        self.evaluator = Evaluator(run, self.batches, self.requests, self.records, self.validations)
+        self.checkpoints = Checkpoints(run, self.batches, self.validations, self.loss_check, self.requests.save_failed)
         self.stepper: Stepper = make_stepper(run, self.batches, self.loss_check)
         self.outcome = Outcome(run, self.batches, self.requests, self.evaluator, self.checkpoints)
         self._lock = lock
         run.task.engine = self  # for `forward`, which may log: `self.engine.log_image(…)`
 
     def train(self) -> Result:
-        """Do the whole run, from before_run to after_run. A module that you put into eval mode stays in eval mode.
+        """Do the whole run, from before_run to after_run. A module that you have put into eval mode stays in it.
 
         Raises:
-            UserError: an option does not fit; found before the first iteration.
+            UserError: an option does not fit. Raised before the first iteration.
             BaseException: raised by a hook, the task or the data; re-raised after after_train and after_run.
         """
         # In a resumed run, `restore_generators` later replaces these states by those of the checkpoint. The iteration
@@ -166,7 +168,7 @@ class Engine:
         with (
             # SIGTERM and other signals request that the run saves and ends.
             preemptible(self.requests, has_failed=lambda: self.outcome.error is not None),
-            self.outcome.holding_lock(self._lock),
+            self.outcome.locked(self._lock),
             # At the start: before_run. At the end, also after an error: result.json and after_run.
             self.outcome.lifecycle(),
         ):
@@ -192,7 +194,7 @@ class Engine:
             self.checkpoints.check_weights()  # after after_train, in which hooks find where a loss became NaN
 
             if self.settings.test and self.loaders.test is not None and self.requests.preempted_by is None:
-                self.evaluator.test(self.evaluator.best_checkpoint)
+                self.evaluator.test(self.validations.best_checkpoint)
             self.outcome.check_saved()
         assert self.outcome.result is not None
         return self.outcome.result
@@ -200,7 +202,7 @@ class Engine:
     def _train_epochs(self) -> None:
         """Train from the current position, 0 or that of the checkpoint, until `max_iters` or a requested stop."""
         progress = self.progress
-        self.evaluator.validate_if_scheduled()  # a resumed run may have missed one
+        self.evaluator.validate_if_scheduled()  # a preempted run may have missed a validation
         while not progress.is_complete and not self.requests.stopping:
             progress.begin_epoch()
             self.calls.before_train_epoch()
@@ -212,30 +214,28 @@ class Engine:
 
     def _train_epoch(self) -> None:
         """Train from the current batch of an epoch to its end, until `max_iters` or a requested stop."""
-        calls = self.calls
-        batches = self.batches
         progress = self.progress
-        requests = self.requests
-        stepper = self.stepper
-        validates_in_epoch = not self.settings.val_by_epoch
-        for window in batches.windows():  # each window: the batch indices of one optimizer step
+        for window in self.batches.windows():
+            # One optimizer step. A window is the indices of its batches in the epoch: `engine.accumulate` of them.
             for batch_idx in window:
-                batch = batches.fetch(batch_idx)  # on the device
-                calls.before_train_iter(batch_idx, batch)
-                outputs = stepper.train_batch(window, batch_idx, batch)  # after the window's last: the optimizer step
-                progress.complete_iteration(batch_idx, stepper.global_samples, stepped=stepper.stepped)
-                calls.after_train_iter(batch_idx, batch, outputs)
+                batch = self.batches.fetch(batch_idx)  # on the device
+                self.calls.before_train_iter(batch_idx, batch)
+                outputs = self.stepper.train_batch(window, batch_idx, batch)  # steps after the last batch of the window
+                progress.complete_iteration(batch_idx, self.stepper.global_samples, stepped=self.stepper.stepped)
+                self.calls.after_train_iter(batch_idx, batch, outputs)
 
-            # Between two windows: write requested checkpoints, validate, stop. After the last window of the epoch,
-            # `_train_epochs` does it, because after_train_epoch comes first.
+            # Between two windows, no gradients are open: write requested checkpoints, validate, stop. After the last
+            # window of the epoch, `_train_epochs` does this, because after_train_epoch comes first.
             if progress.batch_in_epoch < progress.epoch_length:
-                requests.save_or_stop_if_agreed()
-                if validates_in_epoch:
+                self.requests.save_or_stop_if_agreed()
+                if not self.settings.val_by_epoch:
                     self.evaluator.validate_if_scheduled()
-                if requests.stopping:
+                if self.requests.stopping:
                     break
-        batches.end_epoch()  # drops the loader's iterator
-        requests.check_time_limit()
+
+        # Drop the iterator of the loader, whose workers would wait. Count the epoch, unless it was stopped.
+        self.batches.end_epoch()
+        self.requests.check_time_limit()
         progress.complete_epoch_if_done()
 
     def validate(self) -> dict[str, float]:
@@ -296,8 +296,8 @@ class Engine:
     distributed: Distributed = _forward_to("run.ranks")
     max_iters: int = _forward_to("progress.max_iters")
     max_epochs: int = _forward_to("progress.max_epochs")
-    metrics: dict[str, float] = _forward_to("evaluator.metrics")
-    best: Best | None = _forward_to("evaluator.best")
+    metrics: dict[str, float] = _forward_to("validations.metrics")
+    best: Best | None = _forward_to("validations.best")
     request_stop: Callable[..., None] = _forward_to("requests.stop")
     request_checkpoint: Callable[..., None] = _forward_to("requests.checkpoint")
     skip_step: Callable[..., None] = _forward_to("stepper.skip_step")

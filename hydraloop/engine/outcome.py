@@ -57,13 +57,13 @@ class Outcome:
         """The contents of `result.json`, set before after_run; None until then."""
 
     @contextmanager
-    def holding_lock(self, lock: RunLock | None) -> Iterator[None]:
-        """Hold the lock of the run directory in the body. Until it is acquired, no file is written and no hook called.
+    def locked(self, lock: RunLock | None) -> Iterator[None]:
+        """Lock the run directory in the body. Before it is locked, no file is written and no hook is called.
 
         The directory is created if it does not exist.
 
         Args:
-            lock: None: the caller holds it, or needs none.
+            lock: of the run directory. None: the caller has acquired it, or no lock is needed.
 
         Raises:
             OSError: the directory cannot be created.
@@ -86,10 +86,10 @@ class Outcome:
             lock.release()
 
     def _begin(self, *, records_code: bool) -> None:
-        """Begin a use of the engine: forget how an earlier one has ended."""
+        """Begin a use of the engine: reset the error, the result and the requests of an earlier use."""
         self._run.progress.start_clock()
         if self.error is not None:
-            self._run.messages.load_state_dict([], self._run.ranks)  # the losses since the last record
+            self._run.messages.load_state_dict([], self._run.ranks)  # drop the losses since the last record
         self.error = None
         self.result = None
         self._checkpoints.loss_check.forget()
@@ -136,10 +136,10 @@ class Outcome:
 
     @contextmanager
     def always_calling(self, point: Literal["after_train", "after_run"]) -> Iterator[None]:
-        """Call all hooks of a closing mount point after the body, also if it raises or one of them raises.
+        """Call all hooks of a closing mount point after the body, also if the body or one of the hooks raises.
 
-        The first error is raised; later errors of closing hooks are logged with their tracebacks. In the closing
-        hooks, `error` is that of the body, for which on_exception was called before.
+        The first error is raised. Later errors of closing hooks are logged with their tracebacks. Before the closing
+        hooks, on_exception is called with the error of the body, which they read in `error`.
         """
         error_of_hook: BaseException | None = None
         try:
@@ -208,7 +208,7 @@ class Outcome:
         raise UserError(problem, key="default_hooks.checkpoint", remedy=remedy)
 
     def failed_elsewhere(self) -> str | None:
-        """Return the error of another rank that failed before this one; None if no rank has.
+        """Return the error of another rank, if that rank failed before this rank; otherwise None.
 
         This rank may not have noticed it: at the end of a run, no rank waits for the others.
         """
@@ -220,7 +220,7 @@ class Outcome:
         return f"rank {first[0]}: {first[1]}"
 
     def _failed_in_after_run(self) -> bool:
-        """Whether a closing hook of any rank has failed. A signal at that point does not change how the run ended."""
+        """Return whether a closing hook of any rank has failed. A signal does not count: the run has ended."""
         first = self._run.ranks.first_failure()
         if first is not None:
             return not signal_of(first[1])
@@ -246,24 +246,24 @@ class Outcome:
         It is the value of the best validation. If it is not known which values are good, it is the last value. It is
         NaN if the run ends because of its loss, also without a validation, and if no validation was finite.
         """
-        evaluator = self._evaluator
-        name, higher = evaluator.objective
+        validations = self._evaluator.validations
+        name, higher = validations.objective
         rule: Literal["greater", "less"] | None = None
         if higher is not None:
             rule = "greater" if higher else "less"
         if self.error is not None and self._checkpoints.loss_check.diverged:
             return Objective(name, rule, math.nan, self._run.progress.iteration)
-        if evaluator.best is not None:
-            best = evaluator.best
+        if validations.best is not None:
+            best = validations.best
             return Objective(best.metric, rule, best.value, best.iteration)
-        if name not in evaluator.metrics:
+        if name not in validations.metrics:
             return None
-        return Objective(name, rule, evaluator.comparable[name], self._run.progress.last_validation)
+        return Objective(name, rule, validations.comparable[name], self._run.progress.last_validation)
 
     def _write_result(self) -> None:
         """Set `result` and write it on rank 0. After an error of the run, an error in writing is only logged."""
         requests = self._requests
-        evaluator = self._evaluator
+        validations = self._evaluator.validations
         requests.ignore_signals()
         status, error = self._status()
         reason = requests.stop_reason if status == "stopped" else None
@@ -273,9 +273,9 @@ class Outcome:
             status=status,
             error=error,
             reason=reason,
-            val_metrics=evaluator.metrics,
-            test_metrics=evaluator.test_metrics,
-            best=evaluator.best,
+            val_metrics=validations.metrics,
+            test_metrics=self._evaluator.test_metrics,
+            best=validations.best,
             objective=self._objective(),
             progress=self._run.progress.state_dict(),
             records=count(self._run.run_dir / FILENAME),

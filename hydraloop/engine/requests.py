@@ -64,7 +64,7 @@ class Requests:
         self._stop_requested: str | None = None
         self._preemption_requested: str | None = None
         self._checkpoints_requested: dict[str, CheckpointRequest] = {}
-        self._has_new_checkpoints = False  # whether some of these were not yet exchanged
+        self._has_new_checkpoints = False  # whether some of them were not yet exchanged
         self._save_failed = False
 
         # What all ranks have agreed on; done by the next `save_or_stop_if_…`.
@@ -84,13 +84,13 @@ class Requests:
     # Asking. ---------------------------------------------------------------------------------------------------------
 
     def stop(self, reason: str, *, agreed: bool = False) -> None:
-        """Ask to end training after this accumulation window; the last validation, checkpoint and test follow.
+        """Ask to end training after this accumulation window. The last validation, checkpoint and test follow.
 
         If one rank asks, all ranks stop together: at the end of the epoch or validation, or inside an epoch within two
         exchanges (`distributed.agree_interval`).
 
         Args:
-            reason: for the log and `result.json`; the first one counts.
+            reason: for the log and `result.json`. The first reason counts.
             agreed: every rank asks at the same mount point of the same iteration, so all stop at once.
         """
         self._stop_requested = self._stop_requested or reason
@@ -101,11 +101,12 @@ class Requests:
     def preempt(self, reason: str, *, agreed: bool = False) -> None:
         """Ask to save and end the run after this accumulation window, so that the same command line continues it.
 
-        No validation and no test follow, and a running one is not finished. `result.json` has the status `interrupted`.
-        One rank is enough; see `stop`. Only sets attributes: signal handlers may call it.
+        No validation and no test follow, and a running evaluation is not finished. `result.json` has the status
+        `interrupted`. If one rank asks, all ranks stop together, as in `stop`. Signal handlers may call this: it only
+        sets attributes.
 
         Args:
-            reason: for `result.json` (`preemption`); the first one counts.
+            reason: for `result.json` (`preemption`). The first reason counts.
             agreed: as in `stop`.
         """
         self._preemption_requested = self._preemption_requested or reason
@@ -133,10 +134,10 @@ class Requests:
     ) -> None:
         """Ask for a checkpoint. It is written after all hooks of this mount point, once the window is closed.
 
-        One rank is enough, but with `write` all ranks must ask. When the ranks act: see `stop`.
+        It is enough if one rank asks; with `write`, all ranks must ask. The ranks act at the points that `stop` names.
 
         Args:
-            tag: one checkpoint is written for each tag; without `write`, it is the file's stem.
+            tag: for each tag, one checkpoint is written. Without `write`, the tag is the file's stem.
             write: called on every rank with the engine; None writes `<run_dir>/checkpoints/<tag>.pth`.
             owner: the hook whose `on_error` and time apply to the writing.
             agreed: every rank asks at the same mount point of the same iteration, so it is written at once.
@@ -144,7 +145,7 @@ class Requests:
         if write is None and Path(tag).name != tag:
             raise ValueError(f"the tag {tag!r} is the stem of a file and must not contain a folder")
         request = CheckpointRequest(write, owner)
-        # A hook that may continue after an error may have failed on one rank, which then does not ask.
+        # If a hook may continue after an error, it may have failed on one rank, and that rank does not ask.
         asks_everywhere = agreed and (owner is None or self._run.calls.on_error(owner.name) == "raise")
         if asks_everywhere or self._is_single:
             self._checkpoints_agreed[tag] = request
@@ -156,7 +157,7 @@ class Requests:
     def save_failed(self) -> None:
         """Ask all ranks to raise the error of the save in the background.
 
-        Called in its thread, on one rank or on several. When the ranks act: see `stop`.
+        Called in the thread of the save, on one rank or on several. The ranks act at the points that `stop` names.
         """
         self._save_failed = True
         if self._is_single:
@@ -221,7 +222,7 @@ class Requests:
             self._exchange_requests()
 
     def _exchange_flag(self, at: int) -> None:
-        """At each interval: agree if the flag that was sent last is set on any rank, and send the next one.
+        """At each interval: receive the last flag, exchange requests if any rank has set it, and send the next flag.
 
         Args:
             at: the iteration, or the batch of an evaluation.
@@ -247,7 +248,7 @@ class Requests:
             {
                 "stop": self._stop_requested,
                 "preemption": self._preemption_requested,
-                "checkpoints": {tag: one.write is not None for tag, one in self._checkpoints_requested.items()},
+                "checkpoints": {tag: asked.write is not None for tag, asked in self._checkpoints_requested.items()},
                 "disabled": sorted(calls.newly_disabled),
                 "save_failed": self._save_failed,
             }
@@ -272,7 +273,7 @@ class Requests:
             self._must_act = True
 
     def _save_or_stop(self) -> None:
-        """Write each checkpoint once, with its owner's `on_error`; requests made meanwhile are done next time."""
+        """Write each checkpoint once, with its owner's `on_error`, and stop. The next call does new requests."""
         self._must_act = False
         checkpoints = self._checkpoints()
         if self._error_agreed:
@@ -294,7 +295,7 @@ class Requests:
 class NewsFlag:
     """Exchanges a flag between the ranks, in the background: whether any of them has news for the others.
 
-    It is sent every `agree_interval` iterations, or every 5 s if these take longer. It is received one interval later,
+    It is sent every `agree_interval` iterations, or every 5 s if they take longer. It is received one interval later,
     when it has arrived, so neither host nor device waits for it. With the flag, each rank sends the interval that it
     proposes; the smallest one counts.
     """

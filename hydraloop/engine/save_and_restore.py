@@ -19,10 +19,10 @@ from hydraloop.engine.checkpoint.initial_weights import load_from
 from hydraloop.engine.checkpoint.saver import Saver, broken_weights, stand_alone, write_file
 from hydraloop.engine.checkpoint.weights import load_for_evaluation, load_named, load_own_state, load_weights, own_state
 from hydraloop.engine.distributed.fsdp import local
-from hydraloop.engine.evaluator import Evaluator
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loss_check import LossCheck, not_finite
 from hydraloop.engine.run import Run
+from hydraloop.engine.validations import Validations
 from hydraloop.errors import UserError
 from hydraloop.files import code_patch
 from hydraloop.files.changes import resumed
@@ -37,7 +37,7 @@ class Checkpoints:
     Args:
         run: the parts of the run.
         batches: with the train loader.
-        evaluator: its metrics are saved.
+        validations: the metrics and the best validation are saved.
         loss_check: refuses to save a run whose loss or weights are not finite.
         failed: called in a thread if a save in the background has failed; `wait_for_save` then raises the error.
     """
@@ -46,12 +46,12 @@ class Checkpoints:
         self,
         run: Run,
         batches: Batches,
-        evaluator: Evaluator,
+        validations: Validations,
         loss_check: LossCheck,
         failed: Callable[[], object],
     ) -> None:
         self._run = run
-        self._evaluator = evaluator
+        self._validations = validations
         self.loss_check = loss_check
         self._position = DataPosition(batches, run.progress, run.ranks, run.seed)
         self._saver = Saver(run.ranks, failed)
@@ -191,8 +191,8 @@ class Checkpoints:
                 "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
                 "versions": versions(),
                 "git": self.git,
-                "metric_names": list(self._evaluator.metric_names),
-                **self._evaluator.state_dict(),
+                "metric_names": list(self._validations.metric_names),
+                **self._validations.state_dict(),
                 "seconds": progress.seconds,
                 "epoch": progress.epoch,
                 "iteration": progress.iteration,
@@ -332,7 +332,7 @@ class Checkpoints:
         run.precision.load_state_dict(checkpoint["precision"])
         progress.load_state_dict(checkpoint["progress"])
         progress.earlier_seconds = checkpoint["meta"].get("seconds", 0.0)
-        self._evaluator.load_state_dict(checkpoint["meta"])
+        self._validations.load_state_dict(checkpoint["meta"])
         self._position.load(checkpoint["meta"], checkpoint.get("data"), strict=strict)
         progress.begin_here()
         self._run.messages.load_state_dict(checkpoint.get("messages", []), run.ranks)

@@ -56,10 +56,10 @@ class Stepper:
             hook.overrides("before_train_iter") or hook.overrides("before_iter") for hook in run.hooks.values()
         )
 
-        # The optimizer of the run, or all of them as one. None if the engine only evaluates, which uses none.
+        # The optimizer of the run, or all of them as one. None if the engine only evaluates.
         self._all_optimizers = cast("optim.Optimizer", run.optimizer_or_none)
         self.optimizer = self._all_optimizers
-        """The optimizer whose gradients are computed: in a step of the task, its optimizer; otherwise, all as one."""
+        """The optimizer whose gradients are computed. In a step of the task: its optimizer. Otherwise: all, as one."""
         self.uses_closure = run.optimizer_or_none is not None and needs_closure(run)
         """Whether the optimizer repeats the forward and backward pass in its step (LBFGS, SAM)."""
         self.task_step = ""
@@ -75,8 +75,8 @@ class Stepper:
         self.local_samples = 0
         """Samples of this rank in the current batch; 0 for a filler.
 
-        A filler is the batch of a rank that has no samples left in the last global batch of an epoch. It has samples of
-        other ranks, so that this rank can take part in collectives, and it does not count."""
+        In the last global batch of an epoch, a rank may have no samples. Its batch is then a filler: samples of other
+        ranks, with which it takes part in collectives, and which do not count."""
         self.global_samples = 0
         """Samples of all ranks in the current batch, without fillers."""
         self.loss_weights: dict[str, float | Tensor] = {}
@@ -87,7 +87,7 @@ class Stepper:
         filler."""
 
     def start(self) -> None:
-        """Begin to train, on every rank: drop the gradients and the open window that an aborted `train` has left."""
+        """Begin to train, on every rank: drop the gradients and the open window of an aborted `train`."""
         if self._weighting is not None:
             loader = self._batches.loaders.train
             counts_samples_itself = getattr(self._task, "counts_its_own_samples", True)
@@ -242,7 +242,7 @@ class Stepper:
 
         optimizer.step(closure)
 
-        # Records get the values of the first forward. `clear` and `update`: hooks hold this dict.
+        # Records get the values of the first forward. The dict itself stays: `runtime_info` keeps a reference to it.
         self._task.logged.clear()
         self._task.logged.update(logged)
         self.loss_weights["loss"] = weight

@@ -80,14 +80,14 @@ class Report:
             error: that ended the run.
             seconds: of the whole run, its closing hooks included.
         """
-        evaluator = self._evaluator
+        validations = self._evaluator.validations
         rows = {} if result is None else self._ended(result, error)
         rows.update(self._best(result))
-        if evaluator.metrics:
-            rows["validation"] = _metrics(evaluator.metrics)
-        if evaluator.test_metrics:
-            note = " (of the best checkpoint)" if evaluator.best_checkpoint is not None else ""
-            rows["test"] = _metrics(evaluator.test_metrics, note)
+        if validations.metrics:
+            rows["validation"] = _metrics(validations.metrics)
+        if self._evaluator.test_metrics:
+            note = " (of the best checkpoint)" if validations.best_checkpoint is not None else ""
+            rows["test"] = _metrics(self._evaluator.test_metrics, note)
         if (lr := self._run.messages.read("lr_summary")) is not None:
             rows["lr"] = lr
         rows.update(self._time(seconds))
@@ -112,7 +112,7 @@ class Report:
         rows: dict[str, str] = {}
         if result is not None and result.best is not None and (goal := result.objective) is not None:
             rows["best"] = f"{goal.metric} {number(goal.value)} at iteration {goal.iteration:,}{result.note}"
-        kept = self._evaluator.best_checkpoint
+        kept = self._evaluator.validations.best_checkpoint
         files = {} if kept is None else {kept: "the best"}
         if self._checkpoints.last_checkpoint is not None:
             files.setdefault(self._checkpoints.last_checkpoint, "the last")

@@ -47,7 +47,7 @@ LESS_KEYS: tuple[str, ...] = ("loss",)
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The best validation of the objective until now. Only the evaluator decides which one it is."""
+    """The best validation of the objective until now. Only `engine/validations.py` decides which one it is."""
 
     metric: str
     value: float

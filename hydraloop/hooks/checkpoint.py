@@ -126,7 +126,7 @@ class CheckpointHook(Hook):
         self._higher = self._monitored.directions(engine, key=self.key)
         if self._higher:
             metric, higher = next(iter(self._higher.items()))
-            engine.evaluator.set_objective(metric, higher=higher)
+            engine.validations.set_objective(metric, higher=higher)
         if self._folder is None:
             self._folder = CheckpointFolder(self.out_dir or engine.run_dir / CHECKPOINTS)
             if engine.distributed.is_main:
@@ -190,7 +190,7 @@ class CheckpointHook(Hook):
             best = self._newest_files.best.get(metric)
             if metric not in metrics:
                 log.warning("%s: the validation did not report %s, so it cannot be the best", self.key, metric)
-            elif is_better(engine.evaluator.comparable[metric], None if best is None else best.value, higher=higher):
+            elif is_better(engine.validations.comparable[metric], None if best is None else best.value, higher=higher):
                 new_best[metric] = metrics[metric]
         if new_best:
             self._request(engine, "best", partial(self._write_best, values=new_best))
@@ -327,4 +327,4 @@ class CheckpointHook(Hook):
         first = next(iter(self._higher), "")
         best = self._files.best.get(first)
         if best is not None:
-            engine.evaluator.set_best_checkpoint(best.iteration, best.path)
+            engine.validations.set_best_checkpoint(best.iteration, best.path)

@@ -59,22 +59,22 @@ class EarlyStoppingHook(Hook):
         self.last: float | None = None
         """The value of the last validation; None before the first."""
         self.last_at = ""
-        """When that was: `epoch 7`, or `iteration 500` inside an epoch."""
+        """When the last validation was: `epoch 7`, or `iteration 500` inside an epoch."""
         self.last_improvement: float | None = None
-        """The value that the next improvement is compared with."""
+        """The value with which the next validation is compared; None before the first improvement."""
         self._higher = True
         """Whether high values are good."""
         self._training = False
 
     def before_run(self, engine: Engine) -> None:
         """Determine the metric and the rule."""
-        name = engine.evaluator.objective[0] if self.monitor is None else self.monitor
+        name = engine.validations.objective[0] if self.monitor is None else self.monitor
         check_metric(name, engine, key=f"{self.key}.monitor")
         self._higher = higher_is_better(name, engine, rule=self.rule, key=self.key)
         self.monitor = name
 
     def before_train(self, engine: Engine) -> None:
-        """Start to count validations; stop at once if the last validation of a resumed run still stops it."""
+        """Start to count validations. Stop a resumed run at once if its last validation still stops it."""
         check_validated(engine, key=self.key)
         self._training = True
         if self._reason_to_stop() is not None:
@@ -82,12 +82,12 @@ class EarlyStoppingHook(Hook):
             self._stop_if_needed(engine)
 
     def after_val_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
-        """Judge the validation, and request a stop if an option says so. Only validations in training count.
+        """Count the validation, and request a stop if an option says so. Only validations in training count.
 
         Raises:
             RuntimeError: the metric is missing, with `strict`.
         """
-        value = self._value_in(engine.evaluator.comparable) if self._training else None
+        value = self._value_in(engine.validations.comparable) if self._training else None
         if value is None:
             return
         progress = engine.progress
@@ -115,7 +115,7 @@ class EarlyStoppingHook(Hook):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue counting, or start again if the run now follows another metric."""
+        """Continue counting. Begin a new count if the run now has another metric or rule."""
         if (state["monitor"], state["higher"]) != (self.monitor, self._higher):
             log.warning("%s: this run monitored %s until now; the count starts again", self.key, state["monitor"])
             return
@@ -164,7 +164,8 @@ class EarlyStoppingHook(Hook):
             return False
         if self.last_improvement is None:
             return True
-        score, last = self._score(value), self._score(self.last_improvement)
+        score = self._score(value)
+        last = self._score(self.last_improvement)
         return score > last and score >= last + self.min_delta
 
     def _score(self, value: float) -> float:

@@ -1,9 +1,10 @@
 """EMAHook: averages the weights while they are trained, and evaluates on the average.
 
-First the formulas of `ema_type`, one function each. A formula returns the share of the new weights in an update, above
-0 and at most 1: `average += share * (weights - average)`. `updates` is the number of updates done, at least 1, because
-the first update is a copy and needs no formula. `steps` is the number of optimizer steps since the first update (with
-`by_epoch`: of epochs): `updates * interval`. MMEngine has the same name for it.
+An update is `average += share * (weights - average)`. Each `ema_type` has a formula, a function that returns the share
+of the new weights, above 0 and at most 1. Its arguments:
+
+* `updates`: the number of completed updates, at least 1. The first update is a copy and needs no formula.
+* `steps`: optimizer steps since the first update, or epochs with `by_epoch`: `updates * interval`. MMEngine's name.
 """
 
 from __future__ import annotations
@@ -175,23 +176,25 @@ class EMAHook(Hook):
     # Before training. ----------------------------------------------------------------------------------------------
 
     def before_run(self, engine: Engine) -> None:
-        """Find the tensors to average; a checkpoint that is loaded next may contain averages."""
+        """Collect the tensors to average, before a checkpoint is loaded, which may contain their averages."""
         self._averages.follow(engine.model)
         self._strict = engine.settings.resume_strict
 
     def before_train(self, engine: Engine) -> None:
-        """Reject options with which there would be no average, as MMEngine does. A resumed run was checked before.
+        """Reject options with which there would be no average, as MMEngine does. A resumed run is not checked.
 
         Raises:
             UserError: training would end before the first update.
         """
         if engine.progress.iteration or not engine.max_iters:
             return
-        last, unit = engine.max_epochs, "epochs"
+        last = engine.max_epochs
+        unit = "epochs"
         updates = Every(1 if self._begins_in_epoch else self._interval, self._begin_epoch)
         if not (self._by_epoch or self._begin_epoch):
             steps_per_epoch = -(-engine.progress.epoch_length // engine.stepper.accumulate)
-            last, unit = engine.max_epochs * steps_per_epoch, "optimizer steps"
+            last = engine.max_epochs * steps_per_epoch
+            unit = "optimizer steps"
             updates = Every(self._interval, self._begin_iter)
         if not updates.times_until(last):
             option = "begin_epoch" if self._begin_epoch else "begin_iter" if self._begin_iter else "interval"
@@ -204,7 +207,7 @@ class EMAHook(Hook):
     # Updates. ------------------------------------------------------------------------------------------------------
 
     def before_train_epoch(self, engine: Engine) -> None:
-        """Find storages that were replaced between epochs; count the interval from the first step of `begin_epoch`."""
+        """Use the model's current tensors, which may have been replaced between epochs; begin at `begin_epoch`."""
         self._averages.rebind()
         if self._every is None and engine.progress.epoch + 1 >= self._begin_epoch:
             self._every = Every(self._interval, engine.progress.optimizer_step + 1)
@@ -248,7 +251,7 @@ class EMAHook(Hook):
             yield
 
     def average_of(self, tensor: Tensor) -> Tensor | None:
-        """Return the average of one of the model's tensors, to be changed in place; None before the first update.
+        """Return the average of a tensor of the model, to be changed in place; None before the first update.
 
         `sync_norm` and `sync_buffers` use it to average over the ranks.
         """

@@ -53,9 +53,9 @@ class LoggerHook(Hook):
         if interval is None:
             self.idle_points = ("after_train_iter", "after_train_epoch", "after_train")
         self._file: RecordLog | None = None
-        """None before the first record, and where a resume has cut the file."""
+        """None before the first record, and after a resume has cut the file."""
         self._to_repeat: list[_WrittenRecord] = []
-        """Records that a run may make again if it continues from the next checkpoint."""
+        """Records that a run makes a second time if it continues from the next checkpoint."""
         self._records_at_checkpoint: int | None = None
         """Number of records at the checkpoint from which the run continues, if it is known."""
         self._table: RecordTable | None = None
@@ -76,7 +76,7 @@ class LoggerHook(Hook):
         Raises:
             UserError: a metric has a reserved name.
         """
-        check_names(engine.evaluator.metric_names)
+        check_names(engine.validations.metric_names)
         self._running = True
         self._training = False
         self._table = None
@@ -167,14 +167,15 @@ class LoggerHook(Hook):
             record = {**position(engine.progress, engine.progress.mode), **record}
         file = self._open(engine)
         file.append(record)
-        mode, iteration = record.get("mode", "train"), record["iteration"]
+        mode = record.get("mode", "train")
+        iteration = record["iteration"]
         if isinstance(iteration, int) and (mode in ("val", "test") or iteration > engine.progress.iteration):
             self._to_repeat.append(_WrittenRecord(file.written - 1, mode, iteration))
         if not self._running:
             self._close()
 
     def before_save_checkpoint(self, engine: Engine, checkpoint: dict[str, Any]) -> None:
-        """Save how many records a run that continues from here must find."""
+        """Save the number of records that precede this checkpoint. A resumed run warns if some are missing."""
         if not engine.distributed.is_main:
             return
         iteration = engine.progress.iteration
@@ -214,7 +215,7 @@ class LoggerHook(Hook):
         """
         if self._table is None:
             evaluated = engine.loaders.val is not None or engine.loaders.test is not None
-            metrics = engine.evaluator.metric_names if evaluated else ()
+            metrics = engine.validations.metric_names if evaluated else ()
             self._table = RecordTable(engine.max_epochs, engine.max_iters, metrics, width=terminal_width())
         note = self._best_note(engine) if record["mode"] == "val" else ""
         header = self._table.header(record)
@@ -223,7 +224,7 @@ class LoggerHook(Hook):
         log.info("%s", self._table.line(record, note), extra={"style": "best" if note else record["mode"]})
 
     def _best_note(self, engine: Engine) -> str:
-        """Return `best` if the last validation is the best one until now, otherwise nothing."""
+        """Return `best` if the last validation is the best one until now, otherwise an empty text."""
         best = engine.best
         return "best" if self._training and best and best.iteration == engine.progress.iteration else ""
 

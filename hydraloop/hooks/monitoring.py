@@ -19,11 +19,11 @@ RULES = ("greater", "less")
 
 def check_metric(name: str, engine: Engine, *, key: str) -> None:
     """Reject a metric that no validation of this run reports as a number."""
-    names = engine.evaluator.metric_names
+    names = engine.validations.metric_names
     if name in names:
         return
     remedy = suggestion(name, names)
-    if not engine.evaluator.names_are_known:
+    if not engine.validations.names_are_known:
         remedy += " If the task returns it, set engine.sanity_val_steps=1, which finds all names."
     raise UserError(f"there is no metric {name!r}", key=key, remedy=remedy)
 
@@ -80,7 +80,7 @@ def higher_is_better(
     """
     if rule is not None:
         return rule == "greater"
-    higher = engine.evaluator.direction(name, greater_keys, less_keys)
+    higher = engine.validations.direction(name, greater_keys, less_keys)
     if higher is None:
         raise unknown_direction(name, key=f"{key}.rule", choices=RULES)
     return higher
@@ -135,7 +135,7 @@ class MonitoredMetrics:
         metrics = self._metrics
         is_auto = metrics == ["auto"]
         if is_auto:
-            metrics = list(engine.evaluator.metric_names[:1]) if is_validated(engine) else []
+            metrics = list(engine.validations.metric_names[:1]) if is_validated(engine) else []
         higher: dict[str, bool] = {}
         for metric, rule in zip(metrics, cycle(self._rules), strict=False):
             check_metric(metric, engine, key=f"{key}.save_best")

@@ -18,10 +18,10 @@ log = logging.getLogger(__name__)
 
 
 class ParamSchedulerHook(Hook):
-    """Sets the values that the schedules of the run determine: lr, momentum, weight decay, any number of the groups.
+    """Applies the schedules of the run to numbers of the parameter groups: lr, momentum, weight decay and others.
 
-    The schedules of a value are applied in the order of `begin`, then of the config. At each step they start from the
-    value that the optimizer was constructed with.
+    Several schedules of one number are applied in the order of `begin`, then of the config. At each step, they start
+    from the value with which the optimizer was constructed.
 
     Priority LOW, MMEngine's: after the logger, whose record has the lr that the iteration used, and before
     `checkpoint`. No host sync in an iteration. No state: the engine saves the schedules. No options, as in MMEngine.
@@ -51,22 +51,24 @@ class ParamSchedulerHook(Hook):
         self._summary = None
         engine.messages.provide("lr_summary", lambda: self._summary)
         self._schedules = sorted(engine.run.schedules.values(), key=lambda schedule: schedule.order)
-        self._monitored = [(one.monitor, one) for one in self._schedules if one.monitor is not None]
+        self._monitored = [(schedule.monitor, schedule) for schedule in self._schedules if schedule.monitor is not None]
         for monitor, schedule in self._monitored:
             check_metric(monitor, engine, key=f"{schedule.key}.monitor")
-            _set_mode(schedule, monitor, engine.evaluator.direction(monitor))
+            _set_mode(schedule, monitor, engine.validations.direction(monitor))
 
     def before_train(self, engine: Engine) -> None:
         """Begin the summary of the lr."""
         for _, schedule in self._monitored:
             check_validated(engine, key=f"{schedule.key}.monitor", instead="use a schedule without a monitor")
         self._group = engine.optimizer.param_groups[0]
-        self._first_lr = self._lowest_lr = self._highest_lr = self._lr()
+        self._first_lr = self._lr()
+        self._lowest_lr = self._first_lr
+        self._highest_lr = self._first_lr
 
     # Applying the schedules. ---------------------------------------------------------------------------------------
 
     def at_position(self, engine: Engine) -> None:
-        """Apply the schedules at this step. After a resume, the optimizer has values of the checkpoint."""
+        """Apply the schedules at this step, because a resumed optimizer has the values of the checkpoint."""
         self._written = {}
         self._apply(engine)
 
@@ -85,7 +87,7 @@ class ParamSchedulerHook(Hook):
         if not self._group:
             return
         for _, schedule in self._monitored:
-            schedule.observe(engine.evaluator.comparable, engine.progress.optimizer_step, engine.progress.epoch)
+            schedule.observe(engine.validations.comparable, engine.progress.optimizer_step, engine.progress.epoch)
         self._apply(engine)
 
     def _step(self, engine: Engine, *, by_epoch: bool) -> None:
@@ -99,12 +101,12 @@ class ParamSchedulerHook(Hook):
         values: dict[GroupNumber, float] = {}
         for schedule in self._schedules:
             schedule.apply(values, engine.progress.optimizer_step, engine.progress.epoch)
-        for place, value in values.items():
-            if self._written.get(place) != value:
-                place.write(value)
+        for number, value in values.items():
+            if self._written.get(number) != value:
+                number.write(value)
         self._written = values
 
-    # The summary of the lr, as read at records and epochs. --------------------------------------------------------
+    # The summary of the lr, which is read at each record and each end of an epoch. ---------------------------------
 
     def on_log(self, engine: Engine, record: Mapping[str, Any]) -> None:
         """Read the lr."""
@@ -120,7 +122,7 @@ class ParamSchedulerHook(Hook):
                 f"{self._first_lr:.3g} at iteration {begin:,}, {self._lr():.3g} at iteration {end:,}, "
                 f"between {self._lowest_lr:.3g} and {self._highest_lr:.3g}"
             )
-            if name := next(iter(engine.run.optimizers)):  # of the first of several
+            if name := next(iter(engine.run.optimizers)):  # several optimizers have names; this is the first one's lr
                 self._summary = f"{name} {self._summary}"
         self._group = {}
 
@@ -138,7 +140,7 @@ def _set_mode(schedule: Schedule | TorchSchedule, monitor: str, higher: bool | N
     """Set the schedule's `mode` to the direction of its metric, unless the config has a `mode`.
 
     Raises:
-        UserError: neither is known.
+        UserError: the config has no `mode`, and the direction is not known.
     """
     of_metric = None if higher is None else "max" if higher else "min"
     if schedule.mode is None:

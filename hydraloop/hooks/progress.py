@@ -91,7 +91,7 @@ class ProgressHook(Hook):
     def on_log(self, engine: Engine, record: Mapping[str, Any]) -> None:
         """Keep the loss, or the first metric, for the next update."""
         mode = record.get("mode", "train")  # a record of another hook may have no mode
-        name = "loss" if mode == "train" else next(iter(engine.evaluator.metric_names), "loss")
+        name = "loss" if mode == "train" else next(iter(engine.validations.metric_names), "loss")
         if name in record:
             label = name if mode == "train" else f"{mode} {name}"
             self._shown[label] = number(record[name])

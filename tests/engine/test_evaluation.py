@@ -337,8 +337,8 @@ def test_only_the_metrics_of_its_own_data_set_count_as_nan(tmp_path: Path, caplo
     engine = make_engine(tmp_path, task=task, val={"good": batches(1), "bad": nothing}, sanity_val_steps=0)
     engine.train()
     assert engine.metrics["bad/score"] == 0.9
-    assert math.isnan(engine.evaluator.comparable["bad/score"])
-    assert engine.evaluator.comparable["good/score"] == 0.5
+    assert math.isnan(engine.validations.comparable["bad/score"])
+    assert engine.validations.comparable["good/score"] == 0.5
     assert "so bad/score counts as nan" in caplog.text
 
 
@@ -366,7 +366,7 @@ def test_each_set_is_evaluated_in_one_validation(tmp_path: Path) -> None:
         limit_val_batches=2,
         sanity_val_steps=0,
     )
-    assert engine.evaluator.metric_names == ("a/loss", "b/loss")
+    assert engine.validations.metric_names == ("a/loss", "b/loss")
     engine.train()
     of_set = ["before_val_iter 0", "after_val_iter 0", "before_val_iter 1", "after_val_iter 1"]
     traced = [point for point in recorder.trace if "val" in point]
@@ -500,4 +500,4 @@ def test_the_name_of_a_set_does_not_say_which_values_are_better(tmp_path: Path, 
     engine = make_engine(tmp_path, train=batches(1), val={name: batches(1)}, task=task)
     engine.train()
     assert f"{name}/class_loss" in engine.metrics
-    assert engine.evaluator.direction(f"{name}/class_loss") is False
+    assert engine.validations.direction(f"{name}/class_loss") is False

@@ -160,7 +160,7 @@ def test_summary_of_a_finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     result = engine.outcome.result
     assert result is not None
     result.objective = Objective("loss", "less", 0.03, 3)
-    engine.evaluator.best = result.best = Best("loss", 0.03, 3, str(checkpoints / "best_loss_epoch_1.pth"))
+    engine.validations.best = result.best = Best("loss", 0.03, 3, str(checkpoints / "best_loss_epoch_1.pth"))
     engine.checkpoints.last_checkpoint = checkpoints / "epoch_2.pth"
     text = summary(engine, 12.0)
     rows = _rows(text)
@@ -173,7 +173,7 @@ def test_summary_of_a_finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert rows["test"] == f"loss {number(engine.evaluator.test_metrics['loss'])} (of the best checkpoint)"
     assert rows["speed"] == "800 samples/s, 200 iterations/s"
     assert "  mean 5.0ms, p50 4.0ms, p90 8.5ms, max 10.0ms\n" in text
-    engine.evaluator.metrics = {f"a_metric_{index}": index / 7 for index in range(9)}
+    engine.validations.metrics = {f"a_metric_{index}": index / 7 for index in range(9)}
     assert "0.1429, a_metric_2 0.2857,\n" in summary(engine)
     assert max(map(len, summary(engine).splitlines())) <= 80
     # 25% of the iterations' 0.03 s, and 6 s in the hook `slow`: both are shares of the same 12 s.

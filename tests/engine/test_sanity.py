@@ -73,7 +73,7 @@ def test_it_calls_no_hook_leaves_no_process_and_changes_no_state(tmp_path: Path)
         found.update(
             state=rng_state(), processes=set(multiprocessing.active_children()) - others, trace=list(recorder.trace),
             modes=[module.training for module in task.modules()], calls=task.calls.item(), file=data.file,
-            mode=engine.progress.mode, media=list(tmp_path.glob("media/**/*")), names=engine.evaluator.metric_names,
+            mode=engine.progress.mode, media=list(tmp_path.glob("media/**/*")), names=engine.validations.metric_names,
         )  # fmt: skip
 
     task.model.eval()
@@ -209,7 +209,7 @@ class Parts:
 def test_all_names_are_known_before_the_first_hook_runs(tmp_path: Path) -> None:
     task = Several(tiny_task().model, nn.MSELoss(), {"parts": Parts()})
     names: list[tuple[str, ...]] = []
-    look = at("before_run", lambda engine: names.append(engine.evaluator.metric_names))
+    look = at("before_run", lambda engine: names.append(engine.validations.metric_names))
     stop = EarlyStoppingHook(monitor="margin", rule="less", patience=9)
     engine = make_engine(tmp_path, {"look": look, "stop": stop}, task=task, val=batches(2))
     engine.train()

@@ -27,7 +27,7 @@ def _stops_at(values: list[float], options: dict[str, Any]) -> int | None:
     """The epoch at which the hook asks for a stop."""
     hook, reasons = EarlyStoppingHook(**options), []
     engine: Any = SimpleNamespace(
-        evaluator=SimpleNamespace(metric_names=("score",), objective=("score", None)),
+        validations=SimpleNamespace(metric_names=("score",), objective=("score", None)),
         loaders=SimpleNamespace(val=[]),
         settings=SimpleNamespace(val_interval=1),
         progress=SimpleNamespace(epoch=0, iteration=0, batch_in_epoch=0),
@@ -37,7 +37,7 @@ def _stops_at(values: list[float], options: dict[str, Any]) -> int | None:
     hook.before_run(engine)
     hook.before_train(engine)
     for engine.progress.epoch, value in enumerate(values, start=1):
-        engine.evaluator.comparable = {"score": value}
+        engine.validations.comparable = {"score": value}
         hook.after_val_epoch(engine, {"score": value})
         if reasons:
             return int(engine.progress.epoch)
