@@ -21,6 +21,7 @@ from hydraloop.files.atomic import read_json
 from hydraloop.files.checkpoint_files import END_UNWRITTEN
 from hydraloop.files.config_yaml import plain
 from hydraloop.files.metrics_log import FILENAME as RECORDS
+from hydraloop.files.result import FILENAME as RESULT
 from hydraloop.files.result import PAUSE, Result, digest, preempted_by
 from hydraloop.launch.exit import REQUEUE
 
@@ -58,6 +59,8 @@ class JobState:
     """Seconds since 1970 at the start of the last attempt. A job of Slurm may have waited in the queue since then."""
     seconds: float = 0.0
     """Wall-clock time of all attempts that have ended."""
+    attempt_times: tuple[tuple[float, float], ...] = ()
+    """The start and the end of each attempt that has ended, in seconds since 1970, without the wait in a queue."""
     error: str | None = None
     reason: str | None = None
     """Why it stopped, was interrupted, paused or pruned."""
@@ -104,6 +107,7 @@ def read(folder: Path) -> JobState | None:
         content = read_json(folder / FILENAME)
         value = content["value"]
         lists = {"overrides": tuple(content["overrides"]), "rungs": tuple(map(float, content["rungs"]))}
+        lists["attempt_times"] = tuple((float(start), float(end)) for start, end in content["attempt_times"])
         return JobState(**{**content, **lists, "value": None if value is None else float(value)})
     except (OSError, ValueError, TypeError, KeyError):
         return None
@@ -141,6 +145,7 @@ def started(before: JobState, overrides: tuple[str, ...], sweep: Path, directory
         directory=directory,
         began=time.time(),
         seconds=before.seconds,
+        attempt_times=before.attempt_times,
         iterations=before.iterations,
         earlier_result=digest(sweep / directory),
         params=before.params,
@@ -154,7 +159,11 @@ def ended_from_result(running: JobState, run_dir: Path) -> JobState | None:
     result = Result.read(run_dir, earlier=running.earlier_result)
     if result is None:
         return None
+
     best = result.best_checkpoint
+    seconds = result.seconds - result.earlier_seconds
+    end = _last_written(run_dir / RESULT)
+    start = max(running.began or 0.0, end - seconds)  # without the wait in a queue
     state = replace(
         running,
         state=result.status,
@@ -162,7 +171,8 @@ def ended_from_result(running: JobState, run_dir: Path) -> JobState | None:
         reason=result.reason,
         iterations=result.progress.get("iteration", running.iterations),
         checkpoint=None if best is None else os.path.relpath(best, run_dir),
-        seconds=running.seconds + result.seconds - result.earlier_seconds,
+        seconds=running.seconds + seconds,
+        attempt_times=(*running.attempt_times, (start, end)),
     )
     if result.objective is not None:
         state = replace(
@@ -194,8 +204,9 @@ def ended_without_result(running: JobState, folder: Path, run_dir: Path, code: i
     """
     # Without an exit code, the process may have ended long ago.
     ended = _last_written(folder / LOG, run_dir / RECORDS) if code is None else time.time()
-    seconds = max(0.0, ended - (running.began or ended))
-    state = replace(running, seconds=running.seconds + seconds)
+    start = min(ended, running.began or ended)
+    times = (*running.attempt_times, (start, ended))
+    state = replace(running, seconds=running.seconds + ended - start, attempt_times=times)
 
     # A person, a scheduler or a lost machine has ended these jobs. They are interrupted, because they may succeed.
     if code is None:

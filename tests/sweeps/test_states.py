@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -79,13 +80,20 @@ def test_the_iterations_are_those_of_the_newest_result(tmp_path: Path) -> None:
 
 def test_a_result_of_an_earlier_attempt_does_not_count(tmp_path: Path) -> None:
     replace(FINISHED, status="interrupted", reason="preempted by SIGTERM").write(tmp_path)
-    again = replace(RUNNING, attempts=2, earlier_result=digest(tmp_path), seconds=100.0)
+    again = replace(RUNNING, attempts=2, earlier_result=digest(tmp_path), seconds=100.0, attempt_times=((1.0, 101.0),))
     assert job_states.ended_from_result(again, tmp_path) is None
     replace(FINISHED, seconds=90.0, earlier_seconds=87.0).write(tmp_path)  # 13 s were lost by a kill
     ended = job_states.ended_from_result(again, tmp_path)
     assert ended is not None
     assert ended.state == "finished"
     assert ended.seconds == 103, "of all attempts"
+    os.utime(tmp_path / "result.json", (1000.0, 1000.0))
+    for began, start in ((999.0, 999.0), (1.0, 997.0)):  # the second one has waited in Slurm's queue
+        ended = job_states.ended_from_result(replace(again, began=began), tmp_path)
+        assert ended is not None
+        assert ended.attempt_times == ((1.0, 101.0), (start, 1000.0))
+    job_states.write(tmp_path, ended, flush=False)
+    assert job_states.read(tmp_path) == ended
 
 
 def test_a_job_that_pause_after_has_ended_is_paused(tmp_path: Path) -> None:
