@@ -75,10 +75,11 @@ COMMANDS = {
     "attach": Command("FOLDER", "show a sweep or a run until it ends", f"{_FOLDER} Ctrl-C leaves it running."),
     "results": Command("SWEEP [--json]", "print the results of a sweep, and write results.csv and results.json"),
     "report": Command(
-        "FOLDER … [--output FILE]",
+        "FOLDER … [--output FILE] [--follow]",
         "write a page of HTML about a run or a sweep",
         f"{_FOLDER} Several runs are compared. The page is report.html in the folder; of several runs, in the working "
-        "directory. It needs no network.",
+        "directory. It needs no network. --follow writes it again every 10 s until the sweep or run ends; the page "
+        "reloads itself.",
     ),
     "stop": Command(
         "FOLDER [--kill]",

@@ -45,7 +45,8 @@ def check(browser: Any, name: str) -> None:
     assert driver.execute_script("return document.documentElement.scrollWidth <= innerWidth")
     cut = "return [...document.querySelectorAll('.command *')].some(one => one.scrollWidth > one.clientWidth + 1)"
     assert driver.execute_script(cut) is False
-    assert driver.execute_script("return document.querySelectorAll('main a, main script, svg a').length") == 0
+    no_link = "main a:not([href^='#job-']), main script, svg a"
+    assert driver.execute_script(f'return document.querySelectorAll("{no_link}").length') == 0
     browser.keep(name)
 
 
@@ -80,8 +81,29 @@ def test_a_sweep_is_sorted_and_filtered(tmp_path: Path) -> None:
         browser.click("summary", text="Jobs")
         assert visible(browser, jobs) == []
         check(browser, "report_sweep_filtered")
+        opened(browser, made.path / "report.html")
+        browser.click(".jobs a", text="3")
+        shown = (
+            "return [...document.querySelectorAll('article')].filter((one) => one.offsetParent).map((one) => one.id)"
+        )
+        browser.until(lambda: browser.driver.execute_script(shown) == ["job-3"], "the report of the job")
+        check(browser, "report_sweep_job")
         browser.driver.execute_script("console.error('seen')")
         assert len(browser.driver.get_log("browser")) == 1, "the check above would see an error"
+
+
+def test_a_page_that_reloads_itself_keeps_the_scroll_position(tmp_path: Path) -> None:
+    assert report(write_run(tmp_path / "run")) == 0
+    page = tmp_path / "run" / "report.html"
+    page.write_text(page.read_text().replace('data-reload=""', 'data-reload="1"'))
+    with pages.browser(tmp_path) as browser:
+        driver = browser.driver
+        driver.set_window_size(800, 400)
+        driver.get(page.as_uri())
+        driver.execute_script("scrollTo(0, 300)")
+        loaded = driver.execute_script("return performance.timeOrigin")
+        browser.until(lambda: driver.execute_script("return performance.timeOrigin") > loaded, "a reload")
+        browser.until(lambda: driver.execute_script("return scrollY") == 300, "the scroll position")
 
 
 def test_a_run_shows_its_pictures_and_its_config(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ def test_a_sweep_writes_its_report(tmp_path: Path) -> None:
     done = project.train("-m", *short)
     assert done.code == 0, done.text
     assert "sweep/report.html" in done.text.splitlines()[-1]
-    assert "This sweep" not in Page(project.path / "sweep" / "report.html").text
+    assert '</h1><span class="badge finished">' in Page(project.path / "sweep" / "report.html").body
 
 
 def test_a_report_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

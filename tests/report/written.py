@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import Iterable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import pytest
 
 from hydraloop.commands.command_line import view
 from hydraloop.files.metrics_writer import RecordLog
@@ -31,6 +35,8 @@ class Page(HTMLParser):
         self.source = file.read_text(encoding="utf-8")
         self.tags: set[str] = set()
         self.attributes: set[str] = set()
+        self.links: set[str | None] = set()
+        self.targets: set[str | None] = set()
         self.text = ""
         self._in: str | None = None
         self.feed(re.sub(r"<script>.*?</script>", "", self.source, flags=re.DOTALL))
@@ -40,6 +46,8 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: Iterable[tuple[str, str | None]]) -> None:
         self.tags.add(tag)
         self.attributes |= {name for name, _ in attrs}
+        self.links |= {value for name, value in attrs if name == "href"}
+        self.targets |= {f"#{value}" for name, value in attrs if name == "id"}
         self._in = tag
 
     def handle_data(self, data: str) -> None:
@@ -63,8 +71,19 @@ class Page(HTMLParser):
 
     @property
     def captions(self) -> list[str]:
-        """The titles of the figures."""
-        return re.findall(r"<figcaption>(.*?)</figcaption>", self.source)
+        """The titles of the figures, without those of the reports of jobs."""
+        return re.findall(r"<figcaption>(.*?)</figcaption>", self.source.partition("<article")[0])
+
+    def figure(self, title: str) -> dict[str, Any]:
+        """Return the figure with a title. Its numbers are approximate."""
+        found: dict[str, Any] = self.figures[self.captions.index(title)]
+        for trace in found["data"]:
+            for axis in ("x", "y"):
+                values = trace[axis]
+                if isinstance(values, dict):
+                    values = np.frombuffer(base64.b64decode(values["bdata"]), "<f4").tolist()
+                trace[axis] = [pytest.approx(value, nan_ok=True) for value in values]
+        return found
 
 
 def report(*arguments: str | Path) -> int:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import logging
+import time
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 from hydraloop.commands.report import runs_page, sweep_page
-from hydraloop.commands.report.page import FILENAME
+from hydraloop.commands.report.page import FILENAME, SECONDS
 from hydraloop.commands.report.run_data import RunData
 from hydraloop.commands.status import sweep_in
 from hydraloop.errors import UserError, not_installed, printable
@@ -26,18 +28,24 @@ def run(args: argparse.Namespace) -> int:
         UserError: plotly is not installed; or a directory holds no sweep and no run, or several hold a sweep.
     """
     check_installed()
-    first, *others = args.directory
-    output: Path = args.output or (Path() if others else first) / FILENAME
-    sweeps = list(map(sweep_in, args.directory))
-    if others and any(sweeps):
+    output: Path = args.output or (Path() if len(args.directory) > 1 else args.directory[0]) / FILENAME
+    is_running = _write(args.directory, output, args.follow)
+    print(printable(shown(output)), flush=True)
+    while is_running and args.follow:
+        time.sleep(SECONDS)
+        is_running = _write(args.directory, output, args.follow)
+    return 0
+
+
+def _write(directories: Sequence[Path], output: Path, follow: bool) -> bool:
+    """Write the page, and return whether the sweep or a run still runs."""
+    sweeps = list(map(sweep_in, directories))
+    if len(directories) > 1 and any(sweeps):
         remedy = "Name several runs, or one sweep. A job of a sweep is a run: its folder is that of its number."
         raise UserError("only runs are compared", key="directory", remedy=remedy)
-    if sweeps[0] is None:
-        runs_page.write([RunData(path.absolute()) for path in args.directory], output)
-    else:
-        sweep_page.write(sweeps[0], output)
-    print(printable(shown(output)))
-    return 0
+    if sweeps[0] is not None:
+        return sweep_page.write(sweeps[0], output, follow=follow)
+    return runs_page.write([RunData(path.absolute()) for path in directories], output, follow=follow)
 
 
 def check_installed(key: str | None = None) -> None:

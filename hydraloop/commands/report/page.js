@@ -1,29 +1,19 @@
 "use strict";
-const dark = matchMedia("(prefers-color-scheme: dark)");
-const colors = ["#1f77b4", "#f08c00", "#2f9e44", "#d6336c", "#7048e8", "#0c8599", "#a87132", "#868e96"];
-
-function template() {
-  const [text, line, ground] = dark.matches ? ["#c8d0dc", "#303947", "#1c222b"] : ["#3a4554", "#e6e9ee", "#ffffff"];
-  const axis = { gridcolor: line, zerolinecolor: line, linecolor: line, automargin: true, title: { standoff: 10 } };
-  return {
-    layout: {
-      paper_bgcolor: ground, plot_bgcolor: ground, colorway: colors,
-      font: { color: text, family: "system-ui, sans-serif", size: 12 }, xaxis: axis, yaxis: axis,
-      margin: { l: 50, r: 12, t: 14, b: 36 }, hoverlabel: { bgcolor: ground, bordercolor: line, font: { color: text } },
-      legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 },
-    },
-  };
-}
+const colors = { text: "#738091", line: "rgba(128, 138, 150, .22)", box: "#1c2430" };  // on light and dark pages
+const axis = { gridcolor: colors.line, zerolinecolor: colors.line, linecolor: colors.line, automargin: true, title: { standoff: 10 } };
+const template = {
+  layout: {
+    paper_bgcolor: "transparent", plot_bgcolor: "transparent", xaxis: axis, yaxis: axis,
+    font: { color: colors.text, family: "system-ui, sans-serif", size: 12 }, margin: { l: 50, r: 12, t: 14, b: 36 },
+    hoverlabel: { bgcolor: colors.box, bordercolor: colors.box, font: { color: "#fff" } },
+    legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 },
+  },
+};
 
 function draw(place) {
   const { data, layout } = JSON.parse(document.getElementById("figure-" + place.dataset.figure).textContent);
-  for (const trace of data) {
-    if (typeof trace.line?.color === "number") trace.line.color = colors[trace.line.color % colors.length];
-    if (trace.marker && trace.line && !trace.marker.color) trace.marker.color = trace.line.color;
-  }
   const bar = matchMedia("(hover: hover)").matches ? "hover" : false;
-  const config = { responsive: true, displaylogo: false, displayModeBar: bar };
-  Plotly.newPlot(place, data, { ...layout, template: template() }, config);
+  Plotly.newPlot(place, data, { ...layout, template }, { responsive: true, displaylogo: false, displayModeBar: bar });
 }
 
 const plots = document.querySelectorAll("[data-figure]");
@@ -32,8 +22,7 @@ const seen = new IntersectionObserver(
   { rootMargin: "400px" },
 );
 plots.forEach((place) => seen.observe(place));
-dark.addEventListener("change", () => plots.forEach((place) => place.data && Plotly.relayout(place, { template: template() })));
-addEventListener("beforeprint", () => plots.forEach((place) => place.data || draw(place)));
+addEventListener("beforeprint", () => plots.forEach((place) => place.data || (place.offsetParent && draw(place))));
 
 for (const button of document.querySelectorAll(".copy")) {
   button.addEventListener("click", async () => {
@@ -44,23 +33,20 @@ for (const button of document.querySelectorAll(".copy")) {
 }
 
 for (const jobs of document.querySelectorAll(".jobs")) {
-  const body = jobs.querySelector("tbody");
-  const rows = [...body.rows];
+  const rows = [...jobs.querySelectorAll("tbody tr")];
+  const heads = [...jobs.querySelectorAll("th")];
   jobs.querySelector("input").addEventListener("input", (event) => {
     const words = event.target.value.toLowerCase().split(/\s+/);
     for (const row of rows) {
-      const text = [...row.cells].map((cell, index) => heads[index].textContent + "=" + cell.textContent).join(" ").toLowerCase();
+      const text = heads.map((head, index) => `${head.textContent}=${row.cells[index].textContent}`).join(" ").toLowerCase();
       row.hidden = !words.every((word) => text.includes(word));
     }
   });
-  const heads = [...jobs.querySelectorAll("th")];
   const units = { "µs": 1e-6, ms: 1e-3, s: 1, "": 1 };
-  const value = (row, index) => {
-    const text = row.cells[index].textContent;
+  const value = (text) => {
+    if (/^\d+:\d\d:\d\d$/.test(text)) return text.split(":").reduce((sum, part) => 60 * sum + Number(part), 0);
     const number = text.replaceAll(",", "").match(/^(-?[\d.]+(?:e[-+]?\d+)?)(µs|ms|s|)$/);
-    const clock = text.match(/^(\d+):(\d\d):(\d\d)$/);
-    if (clock) return 3600 * clock[1] + 60 * clock[2] + Number(clock[3]);
-    return number ? Number(number[1]) * units[number[2]] : text === "" || text === "nan" ? null : text;
+    return number ? number[1] * units[number[2]] : text === "nan" ? "" : text;
   };
   heads.forEach((head, index) => {
     head.tabIndex = 0;
@@ -68,14 +54,18 @@ for (const jobs of document.querySelectorAll(".jobs")) {
       const sign = head.ariaSort === "ascending" ? -1 : 1;
       heads.forEach((one) => { one.ariaSort = null; });
       head.ariaSort = sign === 1 ? "ascending" : "descending";
-      const compare = (a, b) => (typeof a === typeof b && typeof a === "number" ? a - b : String(a).localeCompare(String(b)));
-      rows.sort((one, other) => {
-        const [a, b] = [value(one, index), value(other, index)];
-        return a === null || b === null ? (a === null) - (b === null) : sign * compare(a, b);
+      rows.sort((...pair) => {
+        const [a, b] = pair.map((row) => value(row.cells[index].textContent));
+        if (a === "" || b === "") return (a === "") - (b === "");
+        return sign * (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(b));
       });
-      body.append(...rows);
+      jobs.querySelector("tbody").append(...rows);
     };
     head.addEventListener("click", sort);
     head.addEventListener("keydown", (event) => event.key === "Enter" && sort());
   });
 }
+
+const seconds = Number(document.body.dataset.reload);
+const isFiltered = () => [...document.querySelectorAll("input")].some((one) => one.value);  // a reload would lose it
+if (seconds) setInterval(() => isFiltered() || location.reload(), 1000 * seconds);  // it keeps the scroll position

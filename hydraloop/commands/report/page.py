@@ -58,9 +58,16 @@ def table(headers: Iterable[object], rows: Iterable[Iterable[object]]) -> Html:
     return element("div", element("table", element("thead", head), element("tbody", *body)), class_="wide")
 
 
-def rich_table(found: Table) -> Html:
-    """Return a table of the terminal. It can be sorted, and has a filter."""
-    headers, columns = zip(*((column.header, map(str, column.cells)) for column in found.columns), strict=True)
+def rich_table(found: Table, *, links: bool = False) -> Html:
+    """Return a table of the terminal, without empty columns. It can be sorted, and has a filter.
+
+    Args:
+        links: whether the first cell of a row is the number of a job, and opens its report.
+    """
+    named = {str(column.header): [*map(str, column.cells)] for column in found.columns}
+    headers, columns = zip(*((name, cells) for name, cells in named.items() if any(cells)), strict=True)
+    if links:
+        columns = ([element("a", job, href=f"#job-{job}") for job in columns[0]], *columns[1:])
     field = Html('<input type="search" placeholder="Filter: failed lr=0.01" aria-label="Filter">')
     return element("div", field, table(headers, zip(*columns, strict=True)), class_="jobs")
 
@@ -71,8 +78,8 @@ def _cell(value: object) -> Html:
 
 
 def note(text: str) -> Html:
-    """Return a remark."""
-    return element("p", text, class_="note")
+    """Return a remark; nothing if it is empty."""
+    return element("p", text, class_="note") if text else Html()
 
 
 def facts(named: Mapping[str, object]) -> Html:
@@ -83,6 +90,8 @@ def facts(named: Mapping[str, object]) -> Html:
 
 
 FILENAME = "report.html"
+SECONDS = 10
+"""After so many seconds, a page that is followed is written again, and reloads itself."""
 _START = b"<!doctype html><!-- hydraloop report -->"
 _TAG = re.compile(r"<(?!br>|/?b>|/?extra>)")
 """Begins a tag that plotly would draw: a link, an image. Our labels have line breaks."""
@@ -112,8 +121,13 @@ class Page:
         place = element("div", class_="plot", data_figure=len(self._figures) - 1)
         return element("figure", element("figcaption", title), place)
 
-    def write(self, path: Path, *body: Html) -> None:
+    def write(self, path: Path, *body: Html, reload: bool = False) -> None:
         """Write the page.
+
+        Args:
+            path: of the file.
+            body: the parts of the page.
+            reload: whether the page reloads itself every `SECONDS`.
 
         Raises:
             UserError: the file exists, and is not a report.
@@ -137,6 +151,7 @@ class Page:
             title=html(self._title),
             made=html(time.strftime("%Y-%m-%d %H:%M")),
             policy=policy,
+            reload=SECONDS if reload else "",
             style=style,
             body="\n".join(body),
             figures=figures,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,8 +22,6 @@ from hydraloop.files.result import Result
 from hydraloop.files.run_directory import config_file
 from hydraloop.files.secrets import mask_command
 
-_POINTS = 2000
-"""The most points of a curve. A screen has fewer columns."""
 _START = 65_536
 """Characters at the start of a log, which name the model and the data."""
 _LEFT_OUT = frozenset({"perf/eta", "perf/skipped", "train/momentum"})
@@ -39,6 +37,8 @@ _TITLES = {  # in this order
 }
 ACCENT, QUIET = "#e8590c", "#868e96"
 """Colors of the best curve and of the others, on light and on dark pages."""
+_COLORS = ("#1f77b4", "#f08c00", "#2f9e44", "#d6336c", "#7048e8", "#0c8599", "#a87132", QUIET)
+"""Of curves that have a number."""
 LAYOUT = {"xaxis": {"title": {"text": "iteration"}}, "hovermode": "closest"}
 """Layout of plotly for a chart over the iterations."""
 
@@ -56,16 +56,23 @@ class RunData:
     """A run."""
 
     path: Path
+    points: int = 2000
+    """The most points of a curve. A screen has fewer columns."""
 
     @cached_property
     def records(self) -> list[Record]:
         """All records of a short run, and evenly spread ones of a long run."""
-        return read_some(self.path / FILENAME, _POINTS)
+        return read_some(self.path / FILENAME, self.points)
 
     @cached_property
     def curves(self) -> dict[str, Curve]:
-        """The numbers by name."""
-        return curves(self.records)
+        """The numbers by name, such as `train/loss`."""
+        found: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
+        for record in self.records:
+            for name, value in record.metrics.items():
+                found[name].append((record.iteration, value))
+        columns = {name: np.array(points, dtype=np.float64).T for name, points in found.items()}
+        return {name: Curve(x, y) for name, (x, y) in columns.items()}
 
     @cached_property
     def result(self) -> Result | None:
@@ -125,17 +132,6 @@ class RunData:
         return path if path.is_file() and path.resolve().is_relative_to(self.path.resolve()) else None
 
 
-def curves(records: Iterable[Record], names: Sequence[str] | None = None) -> dict[str, Curve]:
-    """Return the curves of a run by name, such as `train/loss`; None: all."""
-    found: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
-    for record in records:
-        for name, value in record.metrics.items():
-            if names is None or name in names:
-                found[name].append((record.iteration, value))
-    columns = {name: np.array(points, dtype=np.float64).T for name, points in found.items()}
-    return {name: Curve(x, y) for name, (x, y) in columns.items()}
-
-
 def charts(runs: Mapping[str, Mapping[str, Curve]]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """Yield the title and the traces of each chart: the loss first, then metrics, then lr, speed and memory.
 
@@ -167,13 +163,14 @@ def trace(curve: Curve, name: str, *, color: int | str, is_thin: bool = False) -
     """Return a line. A curve of one point is a marker.
 
     Args:
-        color: of CSS, or the number of a color of the page.
+        color: of CSS, or a number.
     """
+    color = _COLORS[color % len(_COLORS)] if isinstance(color, int) else color
     return {
         "x": curve.iterations,
         "y": curve.values,
         "name": name,
         "mode": "lines" if len(curve.values) > 1 else "markers",
-        "marker": {"size": 9, "symbol": "star"},
+        "marker": {"size": 9, "symbol": "star", "color": color},
         "line": {"width": 1.4 if is_thin else 2.4, "color": color},
     }

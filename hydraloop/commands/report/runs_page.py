@@ -26,23 +26,29 @@ _LINES, _END = 30, 6_000
 _FORMATS = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg"}
 
 
-def write(runs: Sequence[RunData], output: Path) -> None:
-    """Write the page. Errors: as of `Page.write`."""
+def write(runs: Sequence[RunData], output: Path, *, follow: bool = False) -> bool:
+    """Write the page, and return whether a run trains. Errors: as of `Page.write`.
+
+    Args:
+        follow: whether the page reloads itself while a run trains.
+    """
+    is_running = any(run.status == "running" for run in runs)
     title = shown(runs[0].path) if len(runs) == 1 else f"{len(runs)} runs"
     page = Page(f"{title} - hydraloop")
     if len(runs) == 1:
-        curves = section("Curves", _curves(page, {"": runs[0].curves}))
-        config = element("pre", yaml.safe_dump(runs[0].config, sort_keys=False)) if runs[0].config else None
+        (run,) = runs
+        config = element("pre", yaml.safe_dump(run.config, sort_keys=False)) if run.config else None
         page.write(
             output,
-            head(title, runs[0].status, summary(runs[0]), {"": runs[0].command}),
-            *_problem(runs[0]),
-            curves,
-            section("Pictures, tables and texts", *_objects(runs[0])),
+            head(title, run.status, summary(run) | run.subject, {"": run.command}),
+            *problem(run),
+            section("Curves", curves(page, {"": run.curves})),
+            section("Pictures, tables and texts", *_objects(run)),
             section("Config", config or note("The run has no config."), is_open=config is None),
+            reload=follow and is_running,
         )
-        return
-    names, found = [run.path.name for run in runs], [summary(run) for run in runs]
+        return is_running
+    names, found = [run.path.name for run in runs], [summary(run) | run.subject for run in runs]
     names = names if len(set(names)) == len(names) else [shown(run.path) for run in runs]
     shared = {name: value for name, value in found[0].items() if all(one.get(name) == value for one in found)}
     page.write(
@@ -50,8 +56,10 @@ def write(runs: Sequence[RunData], output: Path) -> None:
         head(title, None, shared, {}),
         section("Results", _results(names, runs, [{k: one[k] for k in one if k not in shared} for one in found])),
         section("Differences of the configs", _differences(names, runs)),
-        section("Curves", _curves(page, dict(zip(names, (run.curves for run in runs), strict=True)))),
+        section("Curves", curves(page, dict(zip(names, (run.curves for run in runs), strict=True)))),
+        reload=follow and is_running,
     )
+    return is_running
 
 
 def head(title: str, status: str | None, known: Mapping[str, object], commands: Mapping[str, str | None]) -> Html:
@@ -71,12 +79,12 @@ def badge(status: str) -> Html:
 
 
 def summary(run: RunData) -> dict[str, object]:
-    """Return the facts about a run by name."""
+    """Return what a run has reached, and what it has used, by name."""
     found: dict[str, object] = {}
     result, last = run.result, run.records[-1] if run.records else None
     if result is not None and result.objective is not None:
         found[result.objective.metric] = f"{number(result.objective.value)}{result.note or ' (best)'}"
-    found |= {**run.subject, "iterations": last and last.iteration}
+    found["iterations"] = last and last.iteration
     if result is not None:
         found |= {f"test {name}": number(value) for name, value in result.test_metrics.items()}
         changed = " and changes" if result.git.get("dirty") else ""
@@ -87,12 +95,13 @@ def summary(run: RunData) -> dict[str, object]:
     return found
 
 
-def _curves(page: Page, runs: Mapping[str, Mapping[str, Curve]]) -> Html:
+def curves(page: Page, runs: Mapping[str, Mapping[str, Curve]]) -> Html:
+    """Return the charts of runs, by their names in the legend."""
     plots = [page.figure(title, traces, LAYOUT) for title, traces in charts(runs)]
     return element("div", *plots, class_="grid") if plots else note("There are no records.")
 
 
-def _problem(run: RunData) -> Iterator[Html]:
+def problem(run: RunData) -> Iterator[Html]:
     """Yield why a run has no result, or not a good one."""
     result = run.result
     if run.status == "running":
