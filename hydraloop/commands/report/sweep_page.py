@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import accumulate, product
@@ -37,8 +37,8 @@ _WIDE_RANGE = 100
 """Numbers above 0 whose ends have at least this ratio get a logarithmic axis."""
 _COMPLETE = ("finished", "stopped")
 """States of jobs whose results are ranked."""
-_OTHERS = {"failed": "#c92a2a", "pruned": "#a9b2bd", "running": "#1971c2"}
-_STATES = {"finished": "#2b8a3e", "stopped": "#0c8599", "paused": "#7048e8", "interrupted": "#f08c00", **_OTHERS}
+_COLORS = {"finished": "#2b8a3e", "stopped": "#0c8599", "paused": "#7048e8", "running": "#1971c2"}
+_COLORS |= {"interrupted": "#f08c00", "failed": "#c92a2a", "pruned": "#a9b2bd"}
 """Colors of bars in the timeline."""
 
 
@@ -97,7 +97,7 @@ def write(directory: SweepDirectory, output: Path, *, follow: bool = False) -> b
         output,
         head(name, status, known, commands),
         note(left_out if len(found.rows) > _MOST else ""),
-        section("Progress", _best_so_far(page, found, names[0], trials, states), _timeline(page, rows, states)),
+        section("Progress", *_best_so_far(page, found, names, trials, states), _timeline(page, rows, states)),
         section("Curves", _charts(page, found, trials, names, runs)),
         section("What was tried", _tried(page, found, trials, names)),
         section("Pareto front", search and search.pareto and rich_table(results_table.pareto_table(found, search))),
@@ -147,28 +147,34 @@ def _finite(values: Mapping[str, float | None]) -> dict[str, float]:
 
 
 def _best_so_far(
-    page: Page, found: Results, name: str, trials: Sequence[_Trial], states: Mapping[int, JobState]
-) -> Html | None:
-    """Return the results and the best one until then, by the number of trials that have ended, and by iterations."""
+    page: Page, found: Results, names: Sequence[str], trials: Sequence[_Trial], states: Mapping[int, JobState]
+) -> Iterator[Html]:
+    """Yield the results and the best one until then, by the number of trials that have ended, and by iterations."""
+    name, *others = names
     ends = {job: state.attempt_times[-1][1] for job, state in states.items() if state.attempt_times}
     trials = [one for one in trials if ends.keys() >= {*one.jobs}]
     trials.sort(key=lambda one: max(ends[job] for job in one.jobs))
-    if len(trials) < 2 or (found.search is not None and found.search.pareto):  # several objectives
-        return None
-    ranked = np.array([one.values.get(name, math.nan) if one.is_complete else math.nan for one in trials])
-    best = (np.fmax if found.rule == "greater" else np.fmin).accumulate(ranked)  # without NaN
+    if len(trials) < 2 or others:  # several objectives have a Pareto front
+        return
+    y = [one.values.get(name) for one in trials]
+    ranked = [
+        value if one.is_complete and value is not None else math.nan for one, value in zip(trials, y, strict=True)
+    ]
+    best = (np.fmax if found.rule == "greater" else np.fmin).accumulate(np.array(ranked))  # without NaN
     line = {"y": best, "name": "best so far", "mode": "lines", "line": {"color": ACCENT, "shape": "hv"}}
     what = "trials" if found.search or found.average else "jobs"
-    costs = accumulate(sum(states[job].iterations for job in one.jobs) for one in trials)
-    numbers = {"title": {"text": f"{what} that have ended"}, "dtick": max(1, len(trials) // 8)}
-    sums = {"title": {"text": f"iterations of these {what}"}}
+    costs = [*accumulate(sum(states[job].iterations for job in one.jobs) for one in trials)]
+    by_number = {"title": {"text": f"{what} that have ended"}, "dtick": max(1, len(trials) // 8)}
+    by_cost = {"title": {"text": f"iterations of these {what}"}}
     up = {"title": {"text": f"{name}, mean over {found.average}" if found.average else name}}
-    plots = []
-    for title, x, across in ((what, [*range(1, len(trials) + 1)], numbers), ("iterations", [*costs], sums)):
-        dots = _dots(trials, x, [one.values.get(name) for one in trials])
-        layout = {"xaxis": across, "yaxis": up}
-        plots.append(page.figure(f"Best {name} by {title}{_hollow(trials)}", [dots, line | {"x": x}], layout))
-    return element("div", *plots, class_="grid")
+    figures = [
+        page.figure(f"Best {name} by {title}{_hollow(trials)}", [_dots(trials, x, y), line | {"x": x}], layout)
+        for title, x, layout in (
+            (what, [*range(1, len(trials) + 1)], {"xaxis": by_number, "yaxis": up}),
+            ("iterations", costs, {"xaxis": by_cost, "yaxis": up}),
+        )
+    ]
+    yield element("div", *figures, class_="grid")
 
 
 def _timeline(page: Page, rows: Sequence[Row], states: Mapping[int, JobState]) -> Html | None:
@@ -176,29 +182,24 @@ def _timeline(page: Page, rows: Sequence[Row], states: Mapping[int, JobState]) -
     attempts = [(*times, row) for row in rows for times in states[row.job].attempt_times]
     attempts += [(states[row.job].began or 0.0, time.time(), row) for row in rows if row.status == "running"]
     ends: list[float] = []
-    bars: dict[str, dict[str, Any]] = {}
+    bars: dict[str, list[dict[str, Any]]] = {}
     for start, end, row in sorted(attempts, key=lambda one: one[:2]):
         slot = next((slot for slot, free in enumerate(ends) if free <= start), len(ends))
         ends[slot : slot + 1] = [end]
-        columns = bars.setdefault(row.status, {key: [] for key in ("base", "x", "y", "text", "hovertemplate")})
-        on_hover = f"job {row.job}: {row.status}<br>{duration(end - start)}<extra></extra>"
         began = datetime.fromtimestamp(start).isoformat(" ", "milliseconds")
-        for column, value in zip(
-            columns.values(), (began, 1e3 * (end - start), slot + 1, row.job, on_hover), strict=True
-        ):
-            column.append(value)
-    style = {
-        "type": "bar",
-        "orientation": "h",
-        "textposition": "inside",
-        "insidetextanchor": "middle",
-        "showlegend": True,
-    }
+        bar = {"base": began, "x": 1e3 * (end - start), "y": slot + 1, "text": row.job}
+        bar["hovertemplate"] = f"job {row.job}: {row.status}<br>{duration(end - start)}<extra></extra>"
+        bars.setdefault(row.status, []).append(bar)
+    style = {"type": "bar", "orientation": "h", "textposition": "inside", "insidetextanchor": "middle"}
     traces = [
-        style | bars[one] | {"name": one, "marker": {"color": color}} for one, color in _STATES.items() if one in bars
+        style
+        | {key: [one[key] for one in bars[status]] for key in bars[status][0]}
+        | {"name": status, "marker": {"color": color}}
+        for status, color in _COLORS.items()
+        if status in bars
     ]
     slots = {"title": {"text": "slot"}, "dtick": max(1, len(ends) // 8), "autorange": "reversed"}
-    layout = {"barmode": "overlay", "xaxis": {"type": "date"}, "yaxis": slots, "hovermode": "closest"}
+    layout = {"barmode": "overlay", "xaxis": {"type": "date"}, "yaxis": slots, "showlegend": True}
     return page.figure("Jobs by time and slot", traces, layout) if bars else None
 
 
