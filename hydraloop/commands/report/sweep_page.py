@@ -115,7 +115,7 @@ def write(directory: SweepDirectory, output: Path, *, follow: bool = False) -> b
 def _report(page: Page, directory: SweepDirectory, row: Row, run: RunData) -> Html:
     """Return the report of a job, which its row in the table opens."""
     swept = {key: _plain(value) for key, value in row.swept.items()}
-    facts = swept | summary(run) | {"time": duration(row.seconds), "reason": directory.state(row.job).reason}
+    facts = swept | summary(run) | {"time": duration(row.seconds), "reason": row.reason}
     return element(
         "article",
         head(f"Job {row.job}", row.status, facts, {"": results.rerun_command(directory, row.job)}),
