@@ -57,6 +57,15 @@ def test_an_objective_that_no_validation_reports_ends_a_run_before_it_trains(tmp
     assert engine.progress.iteration == 0
 
 
+def test_the_best_validation_of_a_job_is_that_of_the_first_objective(tmp_path: Path) -> None:
+    short = ("engine.max_epochs=1", "engine.limit_train_batches=2", "engine.limit_val_batches=1", "engine.test=false")
+    lines = ("sweep.objectives={time: min, loss: max, accuracy: max}", "default_hooks.checkpoint.save_best=auto")
+    found = build(composed(*lines, *short), run_dir=tmp_path).train()
+    assert found.best is not None
+    assert (found.best.metric, found.objective and found.objective.rule) == ("loss", "greater")
+    assert Path(str(found.best.checkpoint)).name == "best_loss_epoch_1.pth"
+
+
 def test_a_run_that_begins_again_removes_the_records_of_an_attempt_without_a_checkpoint(tmp_path: Path) -> None:
     records = tmp_path / "metrics.jsonl"
     killed = '{"mode": "train", "epoch": 1, "iteration": 3, "loss": 0.5}\n'

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,8 +46,8 @@ class Settings(EngineConf):
     """A checkpoint file or state dict to take weights from."""
     weights: str = "averaged"
     """`averaged` or `raw`: which weights `load_from`, validation and test use if there are both."""
-    objectives: Sequence[str] = ()
-    """The metrics that the search of this job optimizes."""
+    objectives: Mapping[str, bool] = field(default_factory=dict)
+    """The metrics that the search of this job optimizes, and whether high values of each are good."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Plain values for every checkpoint's `meta` (the config, the experiment's name)."""
 

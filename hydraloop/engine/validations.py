@@ -66,11 +66,12 @@ class Validations:
     def objective(self) -> tuple[str, bool | None]:
         """The metric by which validations are compared, and whether its high values are good; None: not known.
 
-        It is the first metric of `save_best`, otherwise the first one of `metric_names`.
+        It is the first metric of `save_best`, otherwise the first one of `sweep.objectives`, otherwise of the task.
         """
         if self._objective is not None:
             return self._objective
-        name = next(iter(self.metric_names), "loss")
+        searched = (name for name in self._settings.objectives if name in self.metric_names)
+        name = next(searched, next(iter(self.metric_names), "loss"))
         return name, self.direction(name)
 
     def set_objective(self, metric: str, *, higher: bool) -> None:
@@ -109,9 +110,9 @@ class Validations:
     ) -> bool | None:
         """Return whether high values of a metric are good; None if this is not known.
 
-        In this order: the user's key lists; what the metric declares (`higher_is_better`, as in torchmetrics); the
-        default key lists, MMEngine's. A key matches a name that it equals, else one that contains it; case does not
-        matter.
+        In this order: the user's key lists; `sweep.objectives`; what the metric declares (`higher_is_better`, as in
+        torchmetrics); the default key lists, MMEngine's. A key matches a name that it equals, else one that contains
+        it; case does not matter.
 
         Args:
             metric: its name.
@@ -121,6 +122,8 @@ class Validations:
         given = by_keys(metric, greater_keys or (), less_keys or ())
         if given is not None:
             return given
+        if metric in self._settings.objectives:
+            return self._settings.objectives[metric]
         # Without the data set's name, which may contain a key: desktop/class_loss contains `top`.
         name = self.without_data_set(metric)
         # None for the loss of an evaluation, which is not a metric; the default lists contain it.

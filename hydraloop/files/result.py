@@ -62,7 +62,7 @@ class Objective:
     """The value of a run by which the jobs of a sweep are compared."""
 
     metric: str
-    """The first metric of `save_best`, otherwise the first one that the task declares."""
+    """The first metric of `save_best`, otherwise of `sweep.objectives`, otherwise the first one of the task."""
     rule: Literal["greater", "less"] | None
     """Whether greater or lesser values are better; None if the metric does not say."""
     value: float

@@ -90,7 +90,7 @@ class MonitoredMetrics:
     """The metrics of `save_best`, and which of their values are better.
 
     Args:
-        save_best: a metric, several, `auto` or true (the task's first metric), or None or false (no metric).
+        save_best: a metric, several, `auto` or true (`Validations.objective`), or None or false (no metric).
         rule: `greater` or `less`, or a list with one entry for each metric; None: as `Evaluator.direction` finds it.
         greater_keys: as in `Evaluator.direction`.
         less_keys: as in `Evaluator.direction`.
@@ -135,7 +135,7 @@ class MonitoredMetrics:
         metrics = self._metrics
         is_auto = metrics == ["auto"]
         if is_auto:
-            metrics = list(engine.validations.metric_names[:1]) if is_validated(engine) else []
+            metrics = [engine.validations.objective[0]] if is_validated(engine) else []
         higher: dict[str, bool] = {}
         for metric, rule in zip(metrics, cycle(self._rules), strict=False):
             check_metric(metric, engine, key=f"{key}.save_best")

@@ -165,6 +165,7 @@ def _settings(
     """
     engine: Any = OmegaConf.to_container(cfg.engine, resolve=True)
     optimizers = nodes(cfg.optimizer)
+    objectives: Any = OmegaConf.to_container(cfg.sweep.objectives)
     return Settings(
         **{**engine, "channels_last": channels_last},
         resume=checkpoint,
@@ -174,7 +175,7 @@ def _settings(
         closures={name: node.get("closure") for name, node in optimizers.items()},
         load_from=None if cfg.load_from is None else Path(cfg.load_from),
         weights=cfg.weights,
-        objectives=[str(name) for name in cfg.sweep.objectives if name not in OBJECTIVES_OF_JOB],
+        objectives={name: how == "max" for name, how in objectives.items() if name not in OBJECTIVES_OF_JOB},
         metadata={
             "experiment_name": mask_text(cfg.experiment_name),
             "config": masked_yaml(cfg, resolve=True),

@@ -50,8 +50,8 @@ class CheckpointHookConf(HookConf):
     nothing is deleted unless you ask for it."""
     save_best: Any = None
     """Metrics whose best checkpoint is kept: a name, or a list of names, each with its own file. `auto` or true: the
-    task's first metric, if the run validates and it is known which values are better. NaN and infinity are never the
-    best. Null, MMEngine's default, or false: none."""
+    first of `sweep.objectives`, otherwise the task's first metric, if the run validates and it is known which values
+    are better. NaN and infinity are never the best. Null, MMEngine's default, or false: none."""
     rule: Any = None
     """Whether `greater` or `less` values are better; a list has one entry for each name in `save_best`. Null: derived
     from `greater_keys`, `less_keys` and what the metric declares."""
@@ -258,8 +258,8 @@ class EarlyStoppingHookConf(HookConf):
 
     _target_: str = "hydraloop.hooks.EarlyStoppingHook"
     monitor: Optional[str] = None
-    """The metric. Null: the objective, which is the first metric of `save_best`, otherwise the task's first metric
-    (MMEngine has no default)."""
+    """The metric. Null: the objective, which is the first metric of `save_best`, otherwise of `sweep.objectives`,
+    otherwise of the task (MMEngine has no default)."""
     rule: Optional[str] = None
     """Whether `greater` or `less` values are better. Null: derived from what the metric declares and from its name."""
     min_delta: float = 0.0
