@@ -32,14 +32,14 @@ log = logging.getLogger(__name__)
 
 
 class Checkpoints:
-    """The checkpoints of a run. Its constructor loads the weights of `load_from`.
+    """Saves the state of a run, and restores it. The constructor loads the weights of `load_from`.
 
     Args:
         run: the parts of the run.
-        batches: with the train loader.
+        batches: of the train loader.
         validations: the metrics and the best validation are saved.
         loss_check: refuses to save a run whose loss or weights are not finite.
-        failed: called in a thread if a save in the background has failed; `wait_for_save` then raises the error.
+        failed: called in the thread of a save that has failed; `wait_for_save` then raises the error.
     """
 
     def __init__(
@@ -59,15 +59,15 @@ class Checkpoints:
         self._generators: dict[str, Any] | None = None
         """The saved states of this rank's random generators, until `restore_generators`."""
         self.loaded = False
-        """Whether `resume` has been done, and after_load_checkpoint called, which happens once for each engine."""
+        """Whether `load` has been called; it loads once for each engine."""
         self.resumed_from: Path | None = None
-        """The checkpoint whose state was restored last, by `resume`; None if no state was restored."""
+        """The checkpoint that `resume` has restored; None if no state was restored."""
         self.last_checkpoint: Path | None = None
-        """The last file that this process has written; None before the first."""
+        """The file that this process has written last; None before the first."""
         self.saved_iteration = 0
-        """The iteration of `last_checkpoint`, or of the checkpoint whose state was restored since."""
+        """The iteration of the newest state on the disk: of `last_checkpoint`, or of `resumed_from`."""
         self.unwritten: Path | None = None
-        """A checkpoint that is newer than `last_checkpoint` and could not be written."""
+        """A checkpoint that is newer than `last_checkpoint` and could not be written; None without one."""
         self.git: dict[str, str | bool] = {}
         """The code with which this process trains (`code_patch.record`); only on rank 0."""
 
@@ -85,9 +85,9 @@ class Checkpoints:
         delete: Sequence[Path] = (),
         done: Callable[[bool], object] | None = None,
     ) -> bool:
-        """Write the state of the run to `path`, atomically, on rank 0; call before_save_checkpoint first.
+        """Write the state of the run to a file, atomically; called on every rank.
 
-        Called on every rank. First waits for the save before it.
+        First wait for the save before it. Then call before_save_checkpoint, and write on rank 0.
 
         Args:
             path: the file.
@@ -96,16 +96,17 @@ class Checkpoints:
             schedulers: whether to save the states of the schedules.
             last: whether `resume=auto` and restarts continue from this file (the file `last_checkpoint` names it).
             asynchronous: write a copy in a thread while training continues; an error is raised in the next iteration.
-            delete: files that rank 0 deletes when the file is written.
-            done: called on every rank, with whether it was written, at the latest at the end of training.
+            delete: files that rank 0 deletes once the file is written.
+            done: called on every rank, once, with whether the file was written: when the next save begins, or at the
+                end of training. Not called if an error is raised before the writing.
 
         Returns:
             Whether it was written. False: the disk is full or the folder is read-only, and a warning was logged. True
             if a thread writes it.
 
         Raises:
-            UserError: the loss since the last record, or a weight, is not finite; nothing is written. If a thread
-                writes, the error of a weight is raised as other errors of the thread.
+            UserError: a loss since the last record, or a weight, is not finite; nothing is written. With
+                `asynchronous`, the error of a weight is raised in the next iteration.
         """
         self.wait_for_save()
         checkpoint = self._state(optimizer=optimizer, schedulers=schedulers)
@@ -148,7 +149,7 @@ class Checkpoints:
         self.loss_check.check_weights(list(broken), self._run.progress.iteration)
 
     def wait_for_save(self) -> bool:
-        """Wait until the asynchronous save is done, on every rank. Return whether it was written; True without one."""
+        """Wait for the asynchronous save; called on every rank. Return whether it was written; True without one."""
         return self._saver.wait()
 
     @property
@@ -157,11 +158,11 @@ class Checkpoints:
         return self._saver.is_writing
 
     def close(self) -> None:
-        """Free the buffers of saves. After an error of the run, first wait for the one in the background."""
+        """Free the buffers of saves. After an error of the run, first wait for the asynchronous save."""
         self._saver.close()
 
     def record_code(self) -> None:
-        """Keep the code with which this process trains: its commit, and uncommitted changes in `code.patch`."""
+        """Record the code with which this process trains: its commit, and uncommitted changes in `code.patch`."""
         self.git = code_patch.record(self._run.run_dir, Path.cwd())
 
     def _state(self, *, optimizer: bool, schedulers: bool) -> Checkpoint:
@@ -170,14 +171,15 @@ class Checkpoints:
         Called on every rank. Sharded tensors are DTensors; `stand_alone` separates them.
         """
         run = self._run
-        progress = self._run.progress
-        # What ranks may have differently is gathered in one exchange.
+        progress = run.progress
+
+        # Gather in one exchange what differs between ranks.
         bad_loss = self.loss_check.first()
         of_ranks: list[dict[str, Any]] = run.ranks.gather(
             {
                 "rng": seeding.rng_state(),
                 "data": self._position.state(),
-                "messages": self._run.messages.state_dict() or None,
+                "messages": run.messages.state_dict() or None,
                 "checksums": rank_buffers.checksums(run),
                 "bad": 0 if bad_loss is None else bad_loss.iteration,
             }
@@ -204,6 +206,8 @@ class Checkpoints:
             "rng": seeding.of_all_ranks([of_rank["rng"] for of_rank in of_ranks]),
             "progress": progress.state_dict(),
         }
+        # What a run may not have: states of its loaders, values since the last record, buffers that differ between
+        # ranks, a state of the task.
         for entry in ("data", "messages"):
             states = [of_rank[entry] for of_rank in of_ranks]
             if any(state is not None for state in states):
@@ -212,6 +216,7 @@ class Checkpoints:
             checkpoint["buffers"] = run.ranks.gather(rank_buffers.values(run, names))
         if task := own_state(run.task):
             checkpoint["task"] = task
+        # What `save_optimizer` and `save_param_scheduler` may leave out.
         if optimizer:
             checkpoint["optimizer"] = run.optimizer.state_dict()
             checkpoint["meta"] |= optimizer_state.meta(run)
@@ -220,9 +225,9 @@ class Checkpoints:
         return checkpoint
 
     def _hook_states(self) -> dict[str, Any]:
-        """Return each hook's state. A hook that fails and may (`on_error`) has none.
+        """Return the states of the hooks, by name. A hook that fails, and whose `on_error` allows it, has none.
 
-        A state that another rank does not have is left out: gathering its sharded tensors would wait for that rank.
+        A state that one rank does not have is left out: gathering its sharded tensors would wait for that rank.
         """
         run = self._run
         states = {
@@ -244,8 +249,9 @@ class Checkpoints:
     # Loading. --------------------------------------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Load the checkpoint of `resume`, once for each engine. Then, also after `load_from`, call
-        after_load_checkpoint. The random generators keep their states until `restore_generators`.
+        """Load the checkpoint of `resume`, once for each engine, and call after_load_checkpoint, also for `load_from`.
+
+        The random generators keep their states until `restore_generators`.
 
         Raises:
             UserError: the file does not fit the run; names the entry.
@@ -254,8 +260,8 @@ class Checkpoints:
             return
         self.loaded = True
         settings = self._run.settings
-        progress = self._run.progress
         if settings.resume is not None:
+            progress = self._run.progress
             self._generators = self._restore(settings.resume)
             log.info("resumed from %s, iteration %d", settings.resume, progress.iteration)
             if progress.is_complete:
@@ -267,18 +273,15 @@ class Checkpoints:
             self._loaded_from = None
 
     def restore_generators(self) -> None:
-        """Restore the saved states of the random generators, once: where training begins.
-
-        Evaluations before it draw from others.
-        """
+        """Restore the saved states of the random generators, once, where training begins."""
         seeding.set_rng_state(self._generators)
         self._generators = None
 
     def load_for_evaluation(self, checkpoint: Checkpoint, key: str) -> None:
-        """Take the weights, averaged or raw, and the task's own state from a loaded file; nothing is resumed later.
+        """Load the weights, averaged or raw, and the task's own state; `load` then does nothing.
 
         Args:
-            checkpoint: or a state dict.
+            checkpoint: a checkpoint, or a state dict.
             key: the option that named the file, for the error.
 
         Raises:
@@ -293,7 +296,7 @@ class Checkpoints:
         """Restore the state of the run in a checkpoint, then call after_load_checkpoint.
 
         Returns:
-            The saved states of this rank's random generators, which are not restored; None if that run had fewer ranks.
+            The saved states of this rank's random generators, not yet restored; None if the saved run had fewer ranks.
 
         Raises:
             UserError: the file does not fit the run; names the entry.
@@ -307,13 +310,13 @@ class Checkpoints:
                 log.info("%s", line)
         self._set_state(checkpoint)
         self.resumed_from = path
-        self.saved_iteration = self._run.progress.iteration
-        self._run.calls.after_load_checkpoint(checkpoint)
+        self.saved_iteration = run.progress.iteration
+        run.calls.after_load_checkpoint(checkpoint)
         return deepcopy(seeding.of_rank(checkpoint["rng"], run.ranks.rank))  # the file is mapped to memory
 
     def _set_state(self, checkpoint: Checkpoint) -> None:
         run = self._run
-        progress = self._run.progress
+        progress = run.progress
         strict = run.settings.resume_strict
         load_weights(run, checkpoint["state_dict"], "resume")
         load_own_state(run, checkpoint)
@@ -335,5 +338,5 @@ class Checkpoints:
         self._validations.load_state_dict(checkpoint["meta"])
         self._position.load(checkpoint["meta"], checkpoint.get("data"), strict=strict)
         progress.begin_here()
-        self._run.messages.load_state_dict(checkpoint.get("messages", []), run.ranks)
+        run.messages.load_state_dict(checkpoint.get("messages", []), run.ranks)
         progress.set_length(run.settings, progress.epoch_length)

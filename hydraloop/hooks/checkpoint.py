@@ -8,8 +8,8 @@ Files in `out_dir`::
     epoch_5_published.pth       only with `published_keys`; also `epoch_5_published.safetensors`
 
 A kill between any two lines loses nothing. A checkpoint is written under another name, flushed and renamed. Only then
-`last_checkpoint` names it, and only after that the files that it replaces are deleted. It contains the list of these
-files, so that a resumed run deletes what a killed run could not.
+`last_checkpoint` names it, and only after that the files that it replaces are deleted. The checkpoint contains the
+list of these files, so that a resumed run deletes what a killed run could not.
 
 A checkpoint contains state dicts and plain values, never the model as an object. That would need pickle, which runs
 code when a file is opened and breaks when the model's source file moves.
@@ -153,7 +153,7 @@ class CheckpointHook(Hook):
     # When a checkpoint is requested. Every six hours: `min_time=6h`. Another rule: change `_may_save`. --------------
 
     def before_train_epoch(self, engine: Engine) -> None:
-        """In a resumed run, let `last_checkpoint` name its checkpoint, once a step was trained."""
+        """In a resumed run, request that `last_checkpoint` names its checkpoint after the first optimizer step."""
         if self._resumed_from is not None:
             self._request(engine, "resumed", self._point_to_resumed)
 
@@ -222,7 +222,7 @@ class CheckpointHook(Hook):
     # How it is written. The engine calls these on every rank, between two accumulation windows. --------------------
 
     def _write_regular(self, engine: Engine) -> None:
-        engine.checkpoints.wait_for_save()  # its outcome decides which files there are
+        engine.checkpoints.wait_for_save()  # whether it was written decides which files there are
         path = self.folder.path / f"{self._stem(engine)}{SUFFIX}"
         files = self._files.with_regular(path, engine.progress.iteration, self.max_keep_ckpts)
         self._save(engine, [path], files)
