@@ -45,7 +45,7 @@ class Progress:
     """The iteration at which this process began or resumed."""
     earlier_seconds: float = field(default=0.0, compare=False)
     """Wall-clock time of the attempts before this process, until their checkpoints [s]."""
-    clock_began: float = field(default=0.0, compare=False)
+    clock_began: float = field(default_factory=perf_counter, compare=False)
     """When this process began to use the engine, by `perf_counter` [s]."""
     epoch_begun: int = field(default=0, compare=False)
     """Number (from 1) of the last epoch that has begun, also after its end; 0 before the first."""

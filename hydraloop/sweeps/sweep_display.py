@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, get_args
 from hydraloop.files.environment import shown
 from hydraloop.files.error_reports import failed_jobs
 from hydraloop.files.metrics_log import FILENAME, Record, read_end
+from hydraloop.files.result import NO_CHECKPOINT
 from hydraloop.files.terminal import brief, clock, number
 from hydraloop.sweeps import job_states, results_table
 from hydraloop.sweeps.controller import Controller, Watcher
@@ -314,5 +315,6 @@ def _summary(progress: Progress, now: float, began: float) -> list[str]:
     best = progress.best
     if best is not None and (jobs.search is None or len(jobs.search.objectives) < 2):
         swept = brief(" ".join(jobs.swept_lines(directory.lines(best))))
-        lines.append(f"best: job {best.number}, {best.metric} {number(best.value)} ({swept})")
+        note = NO_CHECKPOINT if best.checkpoint is None else ""
+        lines.append(f"best: job {best.number}, {best.metric} {number(best.value)}{note} ({swept})")
     return lines
