@@ -70,7 +70,7 @@ def higher_is_better(
     less_keys: Sequence[str] | None = None,
     key: str,
 ) -> bool:
-    """Return whether high values of the metric `name` are good: by the rule, else by `Evaluator.direction`.
+    """Return whether high values of the metric `name` are good: by the rule, else by `Validations.direction`.
 
     Args:
         key: the hook's key in the config, for the error.
@@ -91,9 +91,9 @@ class MonitoredMetrics:
 
     Args:
         save_best: a metric, several, `auto` or true (`Validations.objective`), or None or false (no metric).
-        rule: `greater` or `less`, or a list with one entry for each metric; None: as `Evaluator.direction` finds it.
-        greater_keys: as in `Evaluator.direction`.
-        less_keys: as in `Evaluator.direction`.
+        rule: `greater` or `less`, or a list with one entry for each metric; None: as `Validations.direction` finds it.
+        greater_keys: as in `Validations.direction`.
+        less_keys: as in `Validations.direction`.
 
     Raises:
         UserError: a rule is unknown, or there is not one rule for each metric.
