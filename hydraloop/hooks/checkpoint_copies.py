@@ -111,7 +111,7 @@ def write_safetensors(
     # transformers and others require the format entry.
     facts = {"format": "pt", integrity.CHECKSUM: integrity.NO_CHECKSUM}
     if meta is not None:
-        facts["meta"] = json.dumps(plain(meta), default=lambda value: None)  # a tensor, which has no JSON form
+        facts["meta"] = json.dumps(plain(meta), default=lambda value: None)  # a value without a JSON form
     try:
         with atomic.replacing(path) as unfinished:
             save_file(apart(state), unfinished, metadata=facts)

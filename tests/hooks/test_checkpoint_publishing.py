@@ -152,8 +152,8 @@ def test_meta_is_json_for_any_value(tmp_path: Path) -> None:
         raise AssertionError(f"{constant} is not JSON")
 
     facts = json.loads(text, parse_constant=refuse)
-    assert facts["notes"] == {"1": [2, "-inf"], "scale": None, "none": None, "on": True}
-    assert facts["tensor"] is None
+    assert facts["notes"] == {"1": [2, "-inf"], "scale": [1.0], "none": None, "on": True}
+    assert facts["tensor"] == [1.0, 1.0]
 
 
 # Starting from one. --------------------------------------------------------------------------------------------------
