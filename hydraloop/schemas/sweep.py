@@ -77,9 +77,9 @@ class SweepConf:
     """Validations until the first rung of `promote`; each further rung is three times as long. 1: the earliest
     comparison there is, usually after an epoch."""
     objectives: Dict[str, str] = field(default_factory=open_mapping)
-    """Metrics to optimize, each `max` or `min`: `{accuracy: max, time: min}`, at the best validation by the first of
-    them. `time` is the seconds of a job, `memory` the most MiB in its records. Several give a Pareto front. Empty: the
-    objective of each run."""
+    """Metrics to optimize, each `max` or `min`: `{accuracy: max, time: min}`, at the best validation. `time` is the
+    seconds of a job, `memory` the most MiB in its records. Several give a Pareto front. Empty: the objective of each
+    run."""
     enqueue: List[Any] = field(default_factory=list)
     """Trials that are run first: `[{optimizer.lr: 1e-3}]`. Keys that are left out are chosen by the sampler. Empty:
     none."""

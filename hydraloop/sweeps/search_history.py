@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -148,7 +148,7 @@ def measure(job: JobState, run_dir: Path, search: Search) -> Measured:
     if job.value is None or not math.isfinite(job.value) or job.metric is None:
         found.state = found.state if found.state in ("paused", "pruned") else "failed"
     elif search.objectives:
-        known = _measured(job, run_dir, search)
+        known = _measured(job, run_dir)
         values = tuple(known.get(name, math.nan) for name in search.objectives)
         if all(map(math.isfinite, values)):
             found.values, found.metrics = values, tuple(search.objectives)
@@ -170,29 +170,17 @@ def _rungs(job: JobState) -> dict[int, float]:
     return dict(enumerate(job.rungs, 1))
 
 
-def _measured(job: JobState, run_dir: Path, search: Search) -> dict[str, float]:
+def _measured(job: JobState, run_dir: Path) -> dict[str, float]:
     """Return the metrics of the best validation, the time [s] and the memory [MiB]."""
     result = Result.read(run_dir)
     found = {} if result is None else dict(result.val_metrics)
-    found |= {} if job.metric is None or job.value is None else {job.metric: job.value}
     records = read_all(run_dir / FILENAME)
-    found |= _best_validation([one.values for one in records if one.mode == "val"], search.objectives)
+    # All objectives are from one validation, so that one checkpoint can have them.
+    found |= {one.iteration: one.values for one in records if one.mode == "val"}.get(job.step or 0, {})
+    found |= {} if job.metric is None or job.value is None else {job.metric: job.value}
     memory = [one.values["memory"] for one in records if "memory" in one.values]
     found |= {"memory": max(memory)} if memory else {}
     return {**found, "time": job.seconds}
-
-
-def _best_validation(validations: Sequence[Mapping[str, float]], objectives: Mapping[str, Rule]) -> Mapping[str, float]:
-    """Return the best validation by the first objective that validations report; an empty dict if there is none.
-
-    All objectives are from this validation, so that one checkpoint can have them.
-    """
-    for name, rule in objectives.items():
-        finite = [one for one in validations if math.isfinite(one.get(name, math.nan))]
-        if finite:
-            sign = -1 if rule == "greater" else 1
-            return min(finite, key=lambda one: sign * one[name])
-    return {}
 
 
 class Validations:

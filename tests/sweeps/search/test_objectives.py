@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -41,17 +42,15 @@ def test_rungs_compare_the_objective_and_not_what_a_job_monitors(tmp_path: Path)
     assert (best.state, history.metrics, history.rules) == ("complete", ("time",), ("less",))
 
 
-def test_the_objectives_are_from_the_best_validation_by_the_first_of_them(tmp_path: Path) -> None:
-    """A job that monitors another metric has its best value at another validation."""
+def test_all_objectives_are_from_the_best_validation(tmp_path: Path) -> None:
+    """A Pareto front of values of several validations would have points that no checkpoint reaches."""
     search = Search(tmp_path / "search", options={"trials": 1, "objectives": {"accuracy": "max", "loss": "min"}})
-    (tmp_path / "metrics.jsonl").write_text(
-        "".join(
-            f'{{"mode": "val", "epoch": 1, "iteration": 1, "accuracy": {accuracy}, "loss": {loss}, "timestamp": 1.0}}\n'
-            for accuracy, loss in ((0.5, 0.1), (0.75, 0.2), (0.7, 0.3))
-        )
-    )
+    with (tmp_path / "metrics.jsonl").open("w") as log:
+        for at, (accuracy, loss) in enumerate(((0.5, 0.1), (0.75, 0.2), (0.7, 0.3)), 1):
+            record = {"mode": "val", "epoch": at, "iteration": at, "accuracy": accuracy, "loss": loss, "timestamp": 1.0}
+            log.write(json.dumps(record) + "\n")
     Result("finished", val_metrics={"accuracy": 0.7, "loss": 0.3}).write(tmp_path)
-    job = JobState(0, "finished", metric="loss", rule="less", value=0.1)
+    job = JobState(0, "finished", metric="accuracy", rule="greater", value=0.75, step=2)
     assert measure(job, tmp_path, search.search).values == (0.75, 0.2)
 
 
