@@ -32,9 +32,8 @@ def opened(browser: Any, file: Path, *, width: int = 1400, scheme: str = "light"
     driver.get(file.as_uri())
     length = driver.execute_script("return document.documentElement.scrollHeight")
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size | {"height": length})
-    browser.until(
-        lambda: driver.execute_script("return !document.querySelector('.plot:not(.js-plotly-plot)')"), "figures"
-    )
+    waiting = "[...document.querySelectorAll('.plot:not(.js-plotly-plot)')].some((one) => one.offsetParent)"
+    browser.until(lambda: driver.execute_script(f"return !{waiting}"), "figures")
 
 
 def check(browser: Any, name: str) -> None:

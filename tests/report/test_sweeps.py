@@ -119,6 +119,7 @@ def test_pruned_trials_are_drawn_with_the_objective_at_their_last_rung(tmp_path:
     hollow = " (hollow: not trained to the end)"
     progress = [f"Best time by {what}{hollow}" for what in ("trials", "iterations")]
     assert page.captions == [*progress, "Jobs by time and slot", f"time over lr{hollow}"]
+    assert page.figure(f"time over lr{hollow}")["layout"]["yaxis"]["title"]["text"] == "time [s]"
     (dots,) = page.figure(f"time over lr{hollow}")["data"]
     assert Counter(dots["marker"]["symbol"]) == {"circle-open": 5, "circle": 1}
     states = {state.number: state for state in search.directory.states()}

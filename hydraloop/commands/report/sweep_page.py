@@ -35,6 +35,8 @@ _COLORED = 8
 """Up to so many curves have colors and names; more of them are grey."""
 _WIDE_RANGE = 100
 """Numbers above 0 whose ends have at least this ratio get a logarithmic axis."""
+_LABELS = {"time": "time [s]", "memory": "memory [MiB]"}
+"""Of objectives that have a unit."""
 _COMPLETE = ("finished", "stopped")
 """States of jobs whose results are ranked."""
 _COLORS = {"finished": "#2b8a3e", "stopped": "#0c8599", "paused": "#7048e8", "running": "#1971c2"}
@@ -166,7 +168,8 @@ def _best_so_far(
     costs = [*accumulate(sum(states[job].iterations for job in one.jobs) for one in trials)]
     by_number = {"title": {"text": f"{what} that have ended"}, "dtick": max(1, len(trials) // 8)}
     by_cost = {"title": {"text": f"iterations of these {what}"}}
-    up = {"title": {"text": f"{name}, mean over {found.average}" if found.average else name}}
+    label = _LABELS.get(name, name)
+    up = {"title": {"text": f"{label}, mean over {found.average}" if found.average else label}}
     figures = [
         page.figure(f"Best {name} by {title}{_hollow(trials)}", [_dots(trials, x, y), line | {"x": x}], layout)
         for title, x, layout in (
@@ -190,7 +193,7 @@ def _timeline(page: Page, rows: Sequence[Row], states: Mapping[int, JobState]) -
         bar = {"base": began, "x": 1e3 * (end - start), "y": slot + 1, "text": row.job}
         bar["hovertemplate"] = f"job {row.job}: {row.status}<br>{duration(end - start)}<extra></extra>"
         bars.setdefault(row.status, []).append(bar)
-    style = {"type": "bar", "orientation": "h", "textposition": "inside", "insidetextanchor": "middle"}
+    style = {"type": "bar", "orientation": "h", "textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
     traces = [
         style
         | {key: [one[key] for one in bars[status]] for key in bars[status][0]}
@@ -228,8 +231,8 @@ def _tried(page: Page, found: Results, trials: Sequence[_Trial], names: Sequence
     search, trials = found.search, [one for one in trials[:_MOST] if one.values.keys() >= {*names}]
     keys = [key for key in found.keys if key not in (found.average, SweepConf.average)]  # seeds are no choice
     keys = [key for key in keys if len({one.swept.get(key) for one in trials}) > 1]
-    reached = {name: _axis(name, [str(one.values[name]) for one in trials]) for name in names}
-    of_best = [ACCENT] * max(1, len(trials) // 10)
+    reached = {name: _axis(_LABELS.get(name, name), [str(one.values[name]) for one in trials]) for name in names}
+    of_best = [ACCENT] * max(1, len(trials) // 10) if found.rule else []  # they are ranked
     axes = {}
     for key, short in short_keys(keys).items():
         by_job = [one.swept[key] for one in sorted(trials, key=lambda one: one.jobs) if key in one.swept]
@@ -248,7 +251,8 @@ def _tried(page: Page, found: Results, trials: Sequence[_Trial], names: Sequence
         shares = dict(reversed(search.importance.items()))
         bars = {"type": "bar", "orientation": "h", "y": [*shares], "x": [*shares.values()], "marker": {"color": ACCENT}}
         charts.append(page.figure("Importance of keys (PED-ANOVA, 1 in all)", [bars], {}))
-    return element("div", note("Orange: the best tenth."), element("div", *charts, class_="grid")) if charts else None
+    legend = note("Orange: the best tenth." if of_best else "")
+    return element("div", legend, element("div", *charts, class_="grid")) if charts else None
 
 
 def _axis(title: str, texts: Sequence[str | None], choices: Sequence[str] = ()) -> tuple[list[float | None], Any]:
