@@ -22,7 +22,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import MOUNT_POINTS, Hook
 from hydraloop.engine.loaders import Loaders, epoch_setters
 from hydraloop.engine.precision import Precision
-from hydraloop.engine.run import Settings
+from hydraloop.engine.run_parts import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks import DistSamplerSeedHook, ParamSchedulerHook
 from hydraloop.tasks.task import Task

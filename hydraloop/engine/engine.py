@@ -48,7 +48,7 @@ from hydraloop.engine.prediction import only_test_set, predict_batches
 from hydraloop.engine.progress import Progress
 from hydraloop.engine.records import Records
 from hydraloop.engine.requests import Requests
-from hydraloop.engine.run import Run, Settings, check_task
+from hydraloop.engine.run_parts import Run, Settings, check_task
 from hydraloop.engine.save_and_restore import Checkpoints
 from hydraloop.engine.seeding import mix_seed, seed_everything
 from hydraloop.engine.signals import preemptible

@@ -19,7 +19,7 @@ from hydraloop.engine.loaders import Loader, sets_of, share_of
 from hydraloop.engine.model_preparation import in_eval_mode
 from hydraloop.engine.records import Records, heatmap
 from hydraloop.engine.requests import Requests
-from hydraloop.engine.run import Run
+from hydraloop.engine.run_parts import Run
 from hydraloop.engine.seeding import seeded
 from hydraloop.engine.validations import Validations
 from hydraloop.errors import UserError

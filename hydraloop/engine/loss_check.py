@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
-from hydraloop.engine.run import Run
+from hydraloop.engine.run_parts import Run
 from hydraloop.errors import UserError
 
 log = logging.getLogger(__name__)

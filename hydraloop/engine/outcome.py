@@ -13,7 +13,7 @@ from hydraloop.engine.batches import Batches
 from hydraloop.engine.evaluator import Evaluator
 from hydraloop.engine.loaders import end_workers
 from hydraloop.engine.requests import Requests
-from hydraloop.engine.run import Run
+from hydraloop.engine.run_parts import Run
 from hydraloop.engine.save_and_restore import Checkpoints
 from hydraloop.engine.summary import Report
 from hydraloop.errors import UserError, interrupt

@@ -14,7 +14,7 @@ from hydraloop.engine.evaluator import Evaluator, check_evaluable, equal_buffers
 from hydraloop.engine.hook import Mode
 from hydraloop.engine.loaders import Loader, Loaders, sets_of, share_of
 from hydraloop.engine.model_preparation import in_eval_mode
-from hydraloop.engine.run import Run
+from hydraloop.engine.run_parts import Run
 from hydraloop.engine.seeding import seeded
 from hydraloop.errors import UserError
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from hydraloop.engine.hook import Mode
 
 if TYPE_CHECKING:
-    from hydraloop.engine.run import Settings
+    from hydraloop.engine.run_parts import Settings
 
 _COUNTERS = ("epoch", "iteration", "optimizer_step", "samples", "batch_in_epoch", "last_validation")
 """What a checkpoint keeps."""

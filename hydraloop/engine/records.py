@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hydraloop.engine.hook import Mode
 from hydraloop.engine.messages import PLAIN, as_tensor, plain, position
-from hydraloop.engine.run import Run
+from hydraloop.engine.run_parts import Run
 from hydraloop.errors import UserError
 from hydraloop.files.atomic import file_name
 from hydraloop.files.metrics_log import OBJECTS, ObjectKind, read_rows

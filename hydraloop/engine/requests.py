@@ -25,7 +25,7 @@ import torch
 
 from hydraloop.engine.distributed.comm import Distributed, Pending
 from hydraloop.engine.hook import Hook
-from hydraloop.engine.run import Run
+from hydraloop.engine.run_parts import Run
 from hydraloop.files.result import preemption
 from hydraloop.schemas.option_checks import seconds_of
 

@@ -13,7 +13,7 @@ import torch
 
 from hydraloop.engine.loaders import Loader, end_workers
 from hydraloop.engine.records import Records
-from hydraloop.engine.run import Run
+from hydraloop.engine.run_parts import Run
 from hydraloop.engine.seeding import seeded
 from hydraloop.errors import UserError
 from hydraloop.files.result import describe

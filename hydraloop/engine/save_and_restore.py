@@ -21,7 +21,7 @@ from hydraloop.engine.checkpoint.weights import load_for_evaluation, load_named,
 from hydraloop.engine.distributed.fsdp import local
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loss_check import LossCheck, not_finite
-from hydraloop.engine.run import Run
+from hydraloop.engine.run_parts import Run
 from hydraloop.engine.validations import Validations
 from hydraloop.errors import UserError
 from hydraloop.files import code_patch

@@ -12,7 +12,7 @@ from hydraloop.engine.batches import Batches, Window
 from hydraloop.engine.loaders import has_exact_sizes, share_of
 from hydraloop.engine.loss_check import LossCheck
 from hydraloop.engine.loss_weighting import LossWeighting, empty_batch_error, loss_to_minimise, mean_and_weight, mean_of
-from hydraloop.engine.run import Run
+from hydraloop.engine.run_parts import Run
 from hydraloop.errors import UserError
 
 Outputs = dict[str, Any]

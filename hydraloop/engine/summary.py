@@ -14,7 +14,7 @@ from hydraloop.engine.call_table import COLUMNS, format_order
 from hydraloop.engine.evaluator import Evaluator
 from hydraloop.engine.model_preparation import class_name
 from hydraloop.engine.named_optimizers import Group
-from hydraloop.engine.run import Run
+from hydraloop.engine.run_parts import Run
 from hydraloop.engine.save_and_restore import Checkpoints
 from hydraloop.files.environment import of_project, shown
 from hydraloop.files.result import Result, describe

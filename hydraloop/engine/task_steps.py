@@ -11,7 +11,7 @@ from torch import nn, optim
 from hydraloop.engine.batches import Batches, Window
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.loss_check import LossCheck
-from hydraloop.engine.run import Run
+from hydraloop.engine.run_parts import Run
 from hydraloop.engine.stepper import Outputs, Stepper
 from hydraloop.errors import UserError
 from hydraloop.schemas.option_checks import check_at_least

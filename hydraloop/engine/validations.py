@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hydraloop.engine.loaders import Loaders, sets_of
-from hydraloop.engine.run import Run
+from hydraloop.engine.run_parts import Run
 from hydraloop.files.result import GREATER_KEYS, LESS_KEYS, Best, by_keys, is_better
 
 log = logging.getLogger(__name__)

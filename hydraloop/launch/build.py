@@ -17,7 +17,7 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.precision import make_precision
-from hydraloop.engine.run import Settings
+from hydraloop.engine.run_parts import Settings
 from hydraloop.engine.seeding import seed_everything, use_deterministic_kernels, use_threads
 from hydraloop.files import run_directory
 from hydraloop.files.config_yaml import masked_yaml

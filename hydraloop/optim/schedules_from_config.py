@@ -13,7 +13,7 @@ from hydraloop.engine.checkpoint.format import Position
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.named_optimizers import parts
 from hydraloop.engine.progress import Progress
-from hydraloop.engine.run import Settings
+from hydraloop.engine.run_parts import Settings
 from hydraloop.errors import UserError
 from hydraloop.optim.schedule import Schedule
 from hydraloop.optim.schedule_functions import Function, Plateau

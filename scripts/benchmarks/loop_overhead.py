@@ -28,7 +28,7 @@ from hydraloop import hooks
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.run import Settings
+from hydraloop.engine.run_parts import Settings
 from hydraloop.optim import Function, Schedule
 from hydraloop.optim.avoid_dynamo import avoid_dynamo_import
 from hydraloop.tasks import Classification

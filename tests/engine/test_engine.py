@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.model_preparation import in_eval_mode
-from hydraloop.engine.run import Settings
+from hydraloop.engine.run_parts import Settings
 from hydraloop.errors import UserError
 from hydraloop.tasks.task import Task
 from tests.helpers import EngineWithNeededHooks, Recorder, at, batches, failing, make_engine, tiny_task

@@ -15,7 +15,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.model_preparation import checkpoint_activations, compile_modules, modules_of, use_channels_last
-from hydraloop.engine.run import Settings
+from hydraloop.engine.run_parts import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks import (
     CheckpointHook,

@@ -22,7 +22,7 @@ from hydraloop.engine.distributed.comm import Distributed, Pending
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.progress import Progress
-from hydraloop.engine.run import Settings
+from hydraloop.engine.run_parts import Settings
 from hydraloop.errors import Terminated
 from hydraloop.hooks import CheckpointHook, EMAHook, TestTimeAugmentationHook
 from hydraloop.tasks import Regression

@@ -18,7 +18,7 @@ from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.named_optimizers import OptimizerSet
 from hydraloop.engine.precision import make_precision
-from hydraloop.engine.run import Settings
+from hydraloop.engine.run_parts import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks import DistSamplerSeedHook, EMAHook, FreezeHook, GradClipHook, RuntimeInfoHook
 from hydraloop.tasks import Task

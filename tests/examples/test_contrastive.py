@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hydraloop.data import build_loader
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.run import Settings
+from hydraloop.engine.run_parts import Settings
 from tests.e2e.projects import REPOSITORY
 from tests.helpers import EngineWithNeededHooks
 from tests.ranks import on_ranks

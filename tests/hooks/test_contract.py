@@ -26,7 +26,7 @@ from hydraloop.engine.call_table import mount_points_of
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import ON_ERROR, Hook, Priority
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.run import Settings
+from hydraloop.engine.run_parts import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks.logger import LoggerHook
 from hydraloop.optim import Cosine, Schedule

@@ -36,7 +36,7 @@ from pathlib import Path
 from hydraloop.files.console import ConsoleHandler
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.run import Settings
+from hydraloop.engine.run_parts import Settings
 from hydraloop.engine.hook import Hook
 from hydraloop.hooks import IterTimerHook, LoggerHook, ProgressHook, RuntimeInfoHook
 from hydraloop.tasks.task import Task

@@ -15,7 +15,7 @@ from hydraloop.engine.distributed.fsdp import local, whole
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.run import Settings
+from hydraloop.engine.run_parts import Settings
 from hydraloop.hooks import CheckpointHook, EMAHook, SyncBuffersHook
 from hydraloop.hooks.sync_buffers import average_over_ranks
 from hydraloop.tasks import Regression

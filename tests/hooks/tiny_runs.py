@@ -15,7 +15,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, OnError
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.precision import Precision
-from hydraloop.engine.run import Settings
+from hydraloop.engine.run_parts import Settings
 from hydraloop.tasks.task import Task
 from tests.helpers import EngineWithNeededHooks
 

@@ -14,7 +14,7 @@ from torch.optim import lr_scheduler as torchs
 
 from hydraloop.engine.checkpoint.format import peek
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.run import Settings
+from hydraloop.engine.run_parts import Settings
 from hydraloop.errors import UserError
 from hydraloop.optim import build_schedules
 from tests.helpers import at, batches, make_engine

@@ -13,7 +13,7 @@ from torch.optim import SGD, Adagrad, AdamW, Muon
 
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.named_optimizers import OptimizerSet
-from hydraloop.engine.run import Settings
+from hydraloop.engine.run_parts import Settings
 from hydraloop.errors import UserError
 from hydraloop.optim import build_schedules
 from tests.optim.scheduled import apply

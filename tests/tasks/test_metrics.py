@@ -17,7 +17,7 @@ import hydraloop
 from hydraloop.data import InMemoryDataset, build_loader
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.run import Settings
+from hydraloop.engine.run_parts import Settings
 from hydraloop.errors import UserError
 from hydraloop.tasks import Accuracy, Classification, MeanAbsoluteError, MultiLabel, SumMetric
 from hydraloop.tasks.building import build_task

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hydraloop.data import InMemoryDataset, build_loader
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.run import Settings
+from hydraloop.engine.run_parts import Settings
 from hydraloop.errors import UserError
 from hydraloop.files.metrics_log import FILENAME
 from hydraloop.hooks import LoggerHook, RuntimeInfoHook

@@ -14,7 +14,7 @@ from hydraloop.engine.checkpoint.format import EVALUATED, Checkpoint, evaluation
 from hydraloop.engine.checkpoint.weights import load_weights
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.parameter_patterns import matching
-from hydraloop.engine.run import Run
+from hydraloop.engine.run_parts import Run
 from hydraloop.errors import UserError
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from hydraloop.engine.checkpoint.format import Checkpoint
 from hydraloop.engine.checkpoint.shards import with_replaced
 from hydraloop.engine.checkpoint.weights import differs
 from hydraloop.engine.distributed.fsdp import as_sharded, local, sharded_like
-from hydraloop.engine.run import Run
+from hydraloop.engine.run_parts import Run
 
 _IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable")
 """How a step is computed. This depends on the device, the ranks and the layout of this run, not of the saved run."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hydraloop.engine.distributed.fsdp import is_sharded
-from hydraloop.engine.run import Run
+from hydraloop.engine.run_parts import Run
 
 
 def checksums(run: Run) -> dict[str, int]:

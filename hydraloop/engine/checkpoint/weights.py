@@ -19,7 +19,7 @@ from hydraloop.engine.checkpoint.format import EVALUATED, Checkpoint, evaluation
 from hydraloop.engine.checkpoint.format import load as load_file
 from hydraloop.engine.distributed.fsdp import shard_state
 from hydraloop.engine.model_preparation import class_name
-from hydraloop.engine.run import Run
+from hydraloop.engine.run_parts import Run
 from hydraloop.errors import UserError
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.named_optimizers import OptimizerSet
-from hydraloop.engine.run import Settings
+from hydraloop.engine.run_parts import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks.param_scheduler import ParamSchedulerHook
 from hydraloop.optim import (

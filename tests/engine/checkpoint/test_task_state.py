@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.loaders import Loaders
-from hydraloop.engine.run import Settings
+from hydraloop.engine.run_parts import Settings
 from hydraloop.errors import UserError
 from hydraloop.hooks.ema import EMAHook
 from hydraloop.tasks.task import Task
