@@ -29,8 +29,8 @@ from typing import Any
 from omegaconf import MISSING, OmegaConf
 
 import hydraloop  # stores the options
-from hydraloop.engine.call_table import mount_points_of
 from hydraloop.engine.hook import Priority
+from hydraloop.engine.hook_order import mount_points_of
 from hydraloop.schemas import stored
 from hydraloop.schemas.docs import field_docs, summary, typed
 from hydraloop.schemas.hooks import HookConf

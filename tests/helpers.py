@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from hydraloop.engine.call_table import Slot
 from hydraloop.engine.checkpoint.format import load
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import MOUNT_POINTS, Hook
+from hydraloop.engine.hook_order import Slot
 from hydraloop.engine.loaders import Loaders, epoch_setters
 from hydraloop.engine.precision import Precision
 from hydraloop.engine.run_parts import Settings

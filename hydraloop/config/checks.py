@@ -22,7 +22,7 @@ from hydraloop.config.hydra_keys import check_composed
 from hydraloop.config.key_checks import check_interpolations, check_keys
 from hydraloop.config.messages import COMPOSING_ERRORS, check_added, check_defaults, explain
 from hydraloop.config.value_checks import check_data, check_targets, check_values
-from hydraloop.engine.call_table import check_order, not_applied
+from hydraloop.engine.hook_order import check_order, not_applied
 from hydraloop.errors import UserError
 from hydraloop.schemas.root import Config
 from hydraloop.schemas.selected_hooks import HOOK_GROUPS, has_schedules, is_left_out

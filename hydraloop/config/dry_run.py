@@ -8,7 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.config.checks import Draft, hydra_config
 from hydraloop.config.hook_checks import slots_of
-from hydraloop.engine.call_table import by_mount_point, format_order
+from hydraloop.engine.hook_order import by_mount_point, format_order
 from hydraloop.errors import UserError
 from hydraloop.files.config_yaml import masked_yaml
 from hydraloop.files.terminal import print_json, show

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from omegaconf import DictConfig, OmegaConf
 
-from hydraloop.engine.call_table import Slot, in_order, missing
 from hydraloop.engine.hook import ON_ERROR, Priority
+from hydraloop.engine.hook_order import Slot, in_order, missing
 from hydraloop.errors import UserError, close_names, use_one_of
 from hydraloop.schemas import stored
 from hydraloop.schemas.selected_hooks import HOOK_CLASSES, HOOK_GROUPS, has_schedules, targets

@@ -1,5 +1,5 @@
 """The training engine: the loop, the mount points of hooks, and their parts.
 
-Nothing is imported here: the dry run uses `hook.py`, `call_table.py` and `interval.py`,
+Nothing is imported here: the dry run uses `hook.py`, `hook_order.py` and `interval.py`,
 which need no torch.
 """

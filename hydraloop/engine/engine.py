@@ -34,10 +34,10 @@ import torch
 from torch import nn, optim
 
 from hydraloop.engine.batches import Batches
-from hydraloop.engine.call_table import CallTable, Slot, assign_slots, check_needed_hooks
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.evaluator import Evaluator, check_evaluable
 from hydraloop.engine.hook import Hook, OnError
+from hydraloop.engine.hook_order import CallTable, Slot, assign_slots, check_needed_hooks
 from hydraloop.engine.loaders import Loader, Loaders, epoch_setters
 from hydraloop.engine.loss_check import LossCheck
 from hydraloop.engine.messages import Messages

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn, optim
 
-from hydraloop.engine.call_table import CallTable
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.hook import Hook
+from hydraloop.engine.hook_order import CallTable
 from hydraloop.engine.messages import Messages
 from hydraloop.engine.named_optimizers import Group, describe, parts
 from hydraloop.engine.precision import Precision

@@ -10,8 +10,8 @@ from typing import Any
 from torch import nn
 
 from hydraloop.engine.batches import Batches
-from hydraloop.engine.call_table import COLUMNS, format_order
 from hydraloop.engine.evaluator import Evaluator
+from hydraloop.engine.hook_order import COLUMNS, format_order
 from hydraloop.engine.model_preparation import class_name
 from hydraloop.engine.named_optimizers import Group
 from hydraloop.engine.run_parts import Run

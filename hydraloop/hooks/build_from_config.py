@@ -8,8 +8,8 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
-from hydraloop.engine.call_table import Slot, slot_of
 from hydraloop.engine.hook import Hook, OnError, check_hook
+from hydraloop.engine.hook_order import Slot, slot_of
 from hydraloop.errors import UserError
 from hydraloop.safety.instantiate import as_callable, instantiate
 

@@ -9,13 +9,13 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 
 from hydraloop.data.loaders_from_config import build_loaders
-from hydraloop.engine.call_table import Slot, missing, slot_of
 from hydraloop.engine.checkpoint.data_position import move_position
 from hydraloop.engine.checkpoint.format import Position, peek
 from hydraloop.engine.checkpoint.initial_weights import Rules, initialise
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
+from hydraloop.engine.hook_order import Slot, missing, slot_of
 from hydraloop.engine.precision import make_precision
 from hydraloop.engine.run_parts import Settings
 from hydraloop.engine.seeding import seed_everything, use_deterministic_kernels, use_threads

@@ -9,7 +9,7 @@ import hydraloop
 from hydraloop.config import checks
 from hydraloop.config.dry_run import format_plan
 from hydraloop.config.hook_checks import slots_of
-from hydraloop.engine.call_table import by_mount_point
+from hydraloop.engine.hook_order import by_mount_point
 from tests.config.composed import REPOSITORY, composer
 
 MINE = "+hooks.mine._target_"

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import hydraloop
-from hydraloop.engine.call_table import CallTable, Slot, check_order, in_order, mount_points_of, slot_of
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Mode
+from hydraloop.engine.hook_order import CallTable, Slot, check_order, in_order, mount_points_of, slot_of
 from hydraloop.errors import UserError
 from tests.helpers import At, Recorder, at, batches, failing, make_engine, tiny_task
 

@@ -17,10 +17,10 @@ import torch
 
 from hydraloop.data import build_loader
 from hydraloop.engine import requests as requests_module
-from hydraloop.engine.call_table import CallTable
 from hydraloop.engine.distributed.comm import Distributed, Pending
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
+from hydraloop.engine.hook_order import CallTable
 from hydraloop.engine.progress import Progress
 from hydraloop.engine.run_parts import Settings
 from hydraloop.errors import Terminated

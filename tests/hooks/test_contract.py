@@ -22,9 +22,9 @@ from torch import nn
 import hydraloop
 import hydraloop.hooks
 from hydraloop.data import InMemoryDataset, build_loader
-from hydraloop.engine.call_table import mount_points_of
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import ON_ERROR, Hook, Priority
+from hydraloop.engine.hook_order import mount_points_of
 from hydraloop.engine.loaders import Loaders
 from hydraloop.engine.run_parts import Settings
 from hydraloop.errors import UserError

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hydraloop.engine import batches as batches_module
-from hydraloop.engine import call_table, requests
+from hydraloop.engine import hook_order, requests
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.loaders import Loaders
@@ -100,7 +100,7 @@ def _run(
     **settings: Any,
 ) -> tuple[Engine, Watcher]:
     clock = Clock()
-    for module in (timer, batches_module, call_table, requests):
+    for module in (timer, batches_module, hook_order, requests):
         monkeypatch.setattr(module, "perf_counter", clock)
     task = SlowTask(nn.Linear(2, 1), nn.MSELoss())
     task.clock, task.slow = clock, slow or {}
