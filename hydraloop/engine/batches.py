@@ -10,7 +10,7 @@ from typing import Any
 from hydraloop.engine.batch_transfer import mover, prefetched, reads_ahead
 from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.engine.loaders import Loader, Loaders, TrainLoader
-from hydraloop.engine.ready_loader import as_train_loader, check_ranks
+from hydraloop.engine.resumable_loader import as_train_loader, check_ranks
 from hydraloop.engine.run_parts import Run
 from hydraloop.errors import UserError
 

@@ -17,7 +17,7 @@ class Loader(Sized, Iterable[Any], Protocol):
 
 @runtime_checkable
 class TrainLoader(Protocol):
-    """A loader that can begin at any batch of the run. `ready_loader.as_train_loader` makes one of any other loader.
+    """A loader that can begin at any batch of the run. `as_train_loader` makes one of any other loader.
 
     In all methods, `first` is the number of batches of this epoch that this rank has consumed, `iteration` that of the
     whole run. A batch is consumed when the training step has had it; a loader may have fetched more.
