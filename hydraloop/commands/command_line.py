@@ -91,7 +91,7 @@ def _run(project: Path | None, configs: Path | None, name: str) -> int:
         torchrun.end_with_launcher()
     with deferred():
         from hydraloop.commands.train import NO_CONFIGS, TrainCommand  # 150 ms, which other commands do without
-        from hydraloop.launch.peers import Peers
+        from hydraloop.launch.other_ranks import Peers
 
     peers = Peers()
     reports = Reports(os.environ.get("HYDRA_FULL_ERROR") == "1", as_json="--json" in sys.argv)

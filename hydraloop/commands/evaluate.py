@@ -24,7 +24,7 @@ from hydraloop.files.console import PrintableFormatter
 from hydraloop.launch import start_ranks, torchrun
 from hydraloop.launch.failure import Failure
 from hydraloop.launch.load_run import find_run, load_run
-from hydraloop.launch.peers import Peers
+from hydraloop.launch.other_ranks import Peers
 
 _SPLITS = ("test", "val")
 

@@ -31,7 +31,7 @@ from hydraloop.engine.loaders import sets_of
 from hydraloop.errors import UserError, use_one_of
 from hydraloop.files import atomic
 from hydraloop.hooks.checkpoint_copies import write_safetensors
-from hydraloop.launch.peers import Peers
+from hydraloop.launch.other_ranks import Peers
 from hydraloop.schemas.data import SPLITS
 
 _FORMATS = ("safetensors", "pt2", "onnx")

@@ -21,7 +21,7 @@ from hydraloop.engine.distributed.comm import Distributed
 from hydraloop.errors import UserError
 from hydraloop.files import atomic
 from hydraloop.files.config_yaml import plain
-from hydraloop.launch.peers import Peers
+from hydraloop.launch.other_ranks import Peers
 
 FORMATS = (".jsonl", ".npz")
 OUTPUT = "output"

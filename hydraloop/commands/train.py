@@ -31,7 +31,7 @@ from hydraloop.files.config_yaml import remember_config
 from hydraloop.files.error_reports import Reports
 from hydraloop.files.run_directory import RECORDS
 from hydraloop.launch import torchrun
-from hydraloop.launch.peers import Peers
+from hydraloop.launch.other_ranks import Peers
 from hydraloop.launch.torchrun import check_debugger, check_options
 
 if TYPE_CHECKING:

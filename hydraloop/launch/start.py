@@ -22,7 +22,7 @@ from hydraloop.files.run_directory import checkpoint_folders
 from hydraloop.launch import detach, slurm, start_ranks, torchrun, train_in_process
 from hydraloop.launch.exit import Preempted, exit_code
 from hydraloop.launch.failure import Failure, RankError, RunEnd
-from hydraloop.launch.peers import Peers
+from hydraloop.launch.other_ranks import Peers
 from hydraloop.launch.plan import LOG, RunPlan, open_run_directory, plan_of_draft, plan_run, set_output_dir
 
 

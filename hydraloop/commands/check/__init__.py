@@ -19,7 +19,7 @@ from hydraloop.config.checks import Draft, hydra_config
 from hydraloop.errors import UserError, printable
 from hydraloop.files.result import describe
 from hydraloop.files.secrets import mask_text
-from hydraloop.launch.peers import Peers
+from hydraloop.launch.other_ranks import Peers
 from hydraloop.sweeps.check_sweep import SweepDraft
 
 

@@ -23,7 +23,7 @@ from hydraloop.files import atomic, checkpoint_files
 from hydraloop.files.error_reports import Reports
 from hydraloop.files.result import Result
 from hydraloop.launch.exit import exit_now
-from hydraloop.launch.peers import Peers
+from hydraloop.launch.other_ranks import Peers
 from hydraloop.launch.start import RunStarter
 from hydraloop.safety.allowlist import ALLOWLIST
 from hydraloop.sweeps.axes import Axis

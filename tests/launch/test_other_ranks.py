@@ -21,7 +21,7 @@ from hydraloop.errors import PeerError
 from hydraloop.files.checkpoint_to_resume import known_checkpoints
 from hydraloop.launch import torchrun
 from hydraloop.launch.failure import Failure
-from hydraloop.launch.peers import Peers
+from hydraloop.launch.other_ranks import Peers
 from hydraloop.launch.plan import RunPlan
 from tests.e2e.projects import REPOSITORY
 
