@@ -17,8 +17,8 @@ from hydraloop.engine.interval import Every
 from hydraloop.engine.records import histograms as counted
 from hydraloop.engine.records import write_json
 from hydraloop.schemas.option_checks import CHECKPOINTS, check_at_least, check_choice
-from hydraloop.tracking.hook import TrackerHook
 from hydraloop.tracking.tracker import MLFLOW, TENSORBOARD, WANDB
+from hydraloop.tracking.tracker_hook import TrackerHook
 
 
 class MLflowLoggerHook(TrackerHook):

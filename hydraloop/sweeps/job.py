@@ -46,7 +46,7 @@ from hydraloop.sweeps.job_states import UNUSABLE
 _EVERY_JOB = (
     "filelock",
     "hydraloop.launch.build",
-    "hydraloop.tracking.hook",
+    "hydraloop.tracking.tracker_hook",
     "numpy.random",
     "psutil",
     "torch.profiler",

@@ -23,7 +23,7 @@ from hydraloop.tracking.tracker import (
 )
 
 if TYPE_CHECKING:
-    from hydraloop.tracking.hook import TrackerHook as TrackerHook
+    from hydraloop.tracking.tracker_hook import TrackerHook as TrackerHook
 
 __all__ = [
     "BusyError",
@@ -42,7 +42,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "TrackerHook":  # senders do not need it
-        from hydraloop.tracking.hook import TrackerHook
+        from hydraloop.tracking.tracker_hook import TrackerHook
 
         return TrackerHook
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

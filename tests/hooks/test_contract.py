@@ -33,7 +33,7 @@ from hydraloop.optim import Cosine, Schedule
 from hydraloop.schemas.selected_hooks import HOOK_CLASSES
 from hydraloop.tasks.metrics import Accuracy
 from hydraloop.tasks.per_sample import Classification
-from hydraloop.tracking.hook import TrackerHook
+from hydraloop.tracking.tracker_hook import TrackerHook
 from tests.helpers import EngineWithNeededHooks, differences, failing
 from tests.hooks.npu import torch_npu
 from tests.marks import nightly

@@ -18,8 +18,8 @@ from hydraloop.files.result import Result
 from hydraloop.hooks import TensorBoardLoggerHook
 from hydraloop.tracking import run_description
 from hydraloop.tracking.cursor import Cursor
-from hydraloop.tracking.hook import TrackerError, _ending
 from hydraloop.tracking.tracker import Finish
+from hydraloop.tracking.tracker_hook import TrackerError, _ending
 from tests.helpers import at, make_engine
 from tests.tracking.training import NAME, followers, training, until
 
