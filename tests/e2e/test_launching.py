@@ -293,7 +293,7 @@ def test_a_rank_has_the_script_the_time_and_its_own_values(project: Project) -> 
 @pytest.mark.parametrize(
     ("number", "code", "said"),
     [
-        nightly(signal.SIGINT, 130, "interrupted by Ctrl-C"),
+        nightly(signal.SIGINT, 130, "status      interrupted by Ctrl-C\n"),
         slow(signal.SIGTERM, 75, "interrupted: preempted by SIGTERM"),
         nightly(signal.SIGHUP, 129, "interrupted by SIGHUP"),
     ],
