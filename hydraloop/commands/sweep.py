@@ -68,7 +68,7 @@ def run(draft: SweepDraft, starter: RunStarter) -> NoReturn:
         max_retries=draft.options.max_retries,
         stop_on_failure=draft.options.on_failure == "stop",
         retry_failed=draft.options.retry_failed,
-        slurm_restarts_it=launch_slurm.is_submitted(),
+        jobs_outlive_controller=launch_slurm.is_submitted(),
     )
     try:
         with watching(lines) as shown:

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from signal import SIGINT
+from signal import SIGINT, Signals
 from typing import NoReturn
 
 from hydraloop.errors import Terminated, UserError
@@ -50,6 +50,11 @@ def exit_code(error: BaseException | None, *, of_run: bool = True) -> int:
     if isinstance(error, KeyboardInterrupt):
         return 128 + (error.number if isinstance(error, Terminated) else SIGINT)
     return 2 if isinstance(error, UserError) and not of_run else 1
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal, as `SIGTERM`. Most real-time signals have a number only."""
+    return Signals(number).name if number in list(Signals) else f"signal {number}"
 
 
 def exit_now(code: int) -> NoReturn:

@@ -18,7 +18,7 @@ from hydraloop.errors import PeerError, Terminated, UserError, interrupt
 from hydraloop.files import atomic
 from hydraloop.files.result import Result, describe, signal_of
 from hydraloop.files.secrets import mask_text
-from hydraloop.launch.exit import Preempted
+from hydraloop.launch.exit import Preempted, signal_name
 
 Kind = Literal["mistake", "error", "killed", "lost", "signal", "follows"]
 """How a rank has failed:
@@ -114,7 +114,7 @@ class Failure:
             reason = "was killed by SIGKILL (out of memory?)"
             number = signal.SIGKILL
         elif exit_code < 0:
-            reason = f"crashed ({signal.Signals(-exit_code).name}), see {os.path.relpath(log)}"
+            reason = f"crashed ({signal_name(-exit_code)}), see {os.path.relpath(log)}"
         else:
             reason = f"ended with exit code {exit_code} and left no error, see {os.path.relpath(log)}"
         return cls("killed", f"rank {rank} {reason}", time.time(), number=number)

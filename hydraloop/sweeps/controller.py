@@ -1,4 +1,4 @@
-"""Controller: starts the jobs of a sweep, retries them, ends some early, and alone writes the state of each job."""
+"""Controller: starts the jobs of a sweep, retries them, ends some early, and writes how each of them has ended."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import shlex
 import shutil
 import signal
 import time
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
@@ -21,10 +19,10 @@ from hydraloop.files.result import describe
 from hydraloop.files.secrets import mask_overrides, mask_text
 from hydraloop.launch.exit import REQUEUE
 from hydraloop.sweeps import job_states
-from hydraloop.sweeps.executors.executor import Ended, Executor, Request
+from hydraloop.sweeps.executors.executor import Cause, Ended, Executor, Request
 from hydraloop.sweeps.executors.gpus import Shares
 from hydraloop.sweeps.job_directories import JobDirectories
-from hydraloop.sweeps.job_failures import FailedBuilds, Retries, was_built
+from hydraloop.sweeps.job_failures import Builds, next_attempt
 from hydraloop.sweeps.job_source import Job, Source
 from hydraloop.sweeps.job_states import REQUEST, JobState
 from hydraloop.sweeps.signals import Signals
@@ -38,7 +36,7 @@ class Watcher(Protocol):
         """Called when a job was started, with its state."""
 
     def ended(self, state: JobState) -> None:
-        """Called when a job has ended, also when it is retried."""
+        """Called when a job has ended, also when it is retried, and for a job that ends before it was started."""
 
     def update(self) -> None:
         """Called several times a second."""
@@ -49,7 +47,7 @@ log = logging.getLogger(__name__)
 _POLL = 0.2
 """Seconds for which the executor waits for the end of a job."""
 _CHECK_INTERVAL = 1.0
-"""Seconds between two checks of the locks of jobs whose end no executor reports. A check opens a file for each job."""
+"""Seconds between two checks of the locks of processes whose end no executor reports. Each check opens a file."""
 
 
 @dataclass
@@ -61,7 +59,7 @@ class _RunningJob:
     prune_reason: str | None = None
     """Why the job was sent SIGTERM before its end; None if it was not."""
     launcher_end: Ended | None = None
-    """How the launcher of the job has ended, while a rank still has the lock of the run directory."""
+    """How the process that the executor has started has ended, while a rank that it has started still has the lock."""
 
 
 @dataclass
@@ -84,66 +82,64 @@ class Controller:
     """Whether no job starts after one has failed."""
     retry_failed: bool = False
     """Whether jobs run that were started by an earlier controller and have failed."""
-    slurm_restarts_it: bool = False
-    """Whether Slurm restarts this controller: after a signal, it exits at once, and its jobs continue."""
+    jobs_outlive_controller: bool = False
+    """Whether the jobs continue after a signal, and this controller exits at once. Slurm restarts it."""
 
-    final_states: dict[int, JobState] = field(default_factory=dict)
-    """The states of jobs that this controller does not start any more."""
+    ended_states: dict[int, JobState] = field(default_factory=dict)
+    """The states of jobs that have ended and are not retried. A paused job of a search may start again."""
     signals: Signals = field(default_factory=Signals)
     problem: UserError | None = None
     """Why no further job can be started or recorded."""
     _jobs: dict[int, Job] = field(default_factory=dict)
     """The jobs that the source has named, until their states are final."""
-    _retry_queue: deque[Job] = field(default_factory=deque)
+    _retry_queue: dict[int, Job] = field(default_factory=dict)
     _running: dict[int, _RunningJob] = field(default_factory=dict)
     _orphans: dict[int, JobState] = field(default_factory=dict)
-    """Jobs whose controller was killed, while their processes save and end."""
-    _failed_builds: FailedBuilds = field(default_factory=FailedBuilds)
+    """Running jobs whose controller was killed. Their processes have noticed that, and save and end."""
+    _builds: Builds = field(default_factory=Builds)
     _has_failed: bool = False
     _checked_at: float = 0.0
 
     def __post_init__(self) -> None:
-        self._retries = Retries(self.max_retries)
         adopted = self.executor.adopt()
         for state in self.directory.states():
-            # The scheduler has the job of an earlier controller, in its queue or on a machine.
+            if state.attempts:
+                self._builds.run_dirs.add(self.directory.run_dir(state))
             if state.number in adopted and not state.is_over:
+                # The scheduler has the job of an earlier controller, in its queue or on a machine.
                 running = replace(state, state="running", error=None, reason=None)
                 self._running[state.number] = _RunningJob(running)
                 self._write(running)
             elif state.state != "running":
                 self._add_earlier(state)
-            # The controller of the job was killed. A second process in the same directory would be refused.
             elif (process := self._process_of(state)) is not None:
+                # The controller of the job was killed. A second process in the same directory would be refused.
                 self._orphans[state.number] = state
                 log.warning("job %d still saves, in process %d on %s", state.number, process.pid, process.host)
-            # The process of the job was killed with its controller, and nobody has written how the job has ended.
             else:
-                self._add_earlier(self._write_end(state, code=None))
+                # The process of the job was killed with its controller, and nobody has written how the job has ended.
+                ended, retried = self._write_end(state, _lost(state))
+                self._add_earlier(retried or ended)
 
     def _add_earlier(self, state: JobState) -> None:
-        """Tell the source that a job of an earlier controller is over or paused. Otherwise, the source names it."""
-        if not self._continues(state):
-            self.final_states[state.number] = state
+        """Tell the source that a job of an earlier controller is over or paused. It names all other jobs."""
+        runs_again = not state.is_over or (self.retry_failed and state.state == "failed")
+        if not runs_again:
+            self.ended_states[state.number] = state
+        if not runs_again or state.state == "paused":
             self.source.job_ended(state)
-        elif state.state == "paused":
-            self.source.job_ended(state)
-
-    def _continues(self, state: JobState) -> bool:
-        """Return whether this controller starts another attempt of a job that an earlier controller has started."""
-        return not state.is_over or (self.retry_failed and state.state == "failed")
 
     # The loop. -------------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Run all jobs that are not over."""
         with self.signals.caught():
-            while not (self.slurm_restarts_it and self.signals.received):
+            while not (self.jobs_outlive_controller and self.signals.received):
                 self._check_locks()
                 self._start_jobs()
                 self._end_jobs_early()
                 if not self._waits_for_jobs:
-                    if self._no_job_can_be_built:
+                    if self._builds.all_fail:
                         self._interrupt_failed_builds()
                     return
                 for ended in self.executor.poll(_POLL):
@@ -155,7 +151,7 @@ class Controller:
 
     @property
     def _waits_for_jobs(self) -> bool:
-        """Whether the loop continues. The processes of orphans end without this controller."""
+        """Whether the loop continues. A controller that stops does not wait for orphans: they end without it."""
         return bool(self._running) or (bool(self._orphans) and not self._is_stopping)
 
     @property
@@ -164,30 +160,20 @@ class Controller:
         return self.signals.received is not None or self.problem is not None
 
     @property
-    def _starts_no_job(self) -> bool:
-        return self._is_stopping or (self._has_failed and self.stop_on_failure) or self._no_job_can_be_built
-
-    @property
-    def _no_job_can_be_built(self) -> bool:
-        """Whether two jobs have failed alike while they were built, and no job was built. Then the others would fail.
-
-        A running job may still be built. No other job starts before that or before its end.
-        """
-        if not self._failed_builds.are_alike:
-            return False
-        running = (job.state for job in self._running.values())
-        known = chain(self.final_states.values(), running, self._orphans.values())
-        return not any(was_built(self.directory.run_dir(state)) for state in known)
+    def _starts_jobs(self) -> bool:
+        """Whether jobs may start, also for a retry. Those that run continue, also if this is False."""
+        is_over = self._has_failed and self.stop_on_failure
+        return not self._is_stopping and not is_over and not self._builds.all_fail
 
     def _forward_signal(self) -> None:
         """Send the signal that this process has received to all running jobs."""
-        if self.slurm_restarts_it or (sign := self.signals.to_forward()) is None:
+        if self.jobs_outlive_controller or (sign := self.signals.to_forward()) is None:
             return
         for number in self._running:
             self.executor.cancel(number, sign)
 
     def _check_locks(self) -> None:
-        """Once a second, look for the end of processes that no executor reports: they have released their lock."""
+        """Once a second, look for processes that have released their lock. No executor reports the end of these."""
         if time.monotonic() < self._checked_at + _CHECK_INTERVAL:
             return
         for job in list(self._running.values()):
@@ -195,7 +181,8 @@ class Controller:
                 self._process_ended(job.launcher_end)
         for state in list(self._orphans.values()):
             if self._process_of(state) is None:
-                self._orphan_ended(state)
+                del self._orphans[state.number]
+                self._attempt_ended(state, _lost(state))
         self._checked_at = time.monotonic()
 
     def _process_of(self, state: JobState) -> lock.Holder | None:
@@ -212,13 +199,13 @@ class Controller:
     @property
     def _has_room(self) -> bool:
         slots = self.shares.slots
-        has_gpus = slots is None or slots.are_free
-        return not self._starts_no_job and len(self._running) < self.shares.workers and has_gpus
+        has_gpus = slots is None or (slots.are_free and not self._orphans)  # it is not known which GPUs orphans use
+        return self._starts_jobs and len(self._running) < self.shares.workers and has_gpus
 
     def _next_job(self) -> Job | None:
         """Return a job to retry, else the next one of the source; None if no job can start now."""
         if self._retry_queue:
-            return self._retry_queue.popleft()
+            return self._retry_queue.pop(next(iter(self._retry_queue)))
         with self._errors_of_source():
             while (job := self.source.next_job()) is not None:
                 self._jobs[job.number] = job
@@ -240,13 +227,15 @@ class Controller:
             self._set_unwritable(error)
             return
         except UserError as error:  # a mistake in the overrides of this job
-            state = replace(before, state="failed", attempts=before.attempts + 1, error=mask_text(describe(error)))
+            attempts = before.attempts + 1
+            state = replace(before, state="failed", attempts=attempts, error=mask_text(describe(error)), reason=None)
             self._write(state)
         if state.state != "running":
             self._finish(state)
             return
 
-        running = self._running[number] = _RunningJob(state)
+        self._running[number] = _RunningJob(state)
+        self._builds.run_dirs.add(self.directory.run_dir(state))
         slots = self.shares.slots
         request = Request(
             number=number,
@@ -261,14 +250,14 @@ class Controller:
             self.executor.submit(request)
         except UserError as error:
             self.problem = error
-            self._attempt_ended(running, Ended(number, REQUEUE))
+            self._process_ended(Ended(number, REQUEUE))
             return
         self.watcher.started(state)
 
     def _end_of_damaged(self, before: JobState, run_dir: str) -> JobState | None:
         """Return the end of a job whose `job.json` was damaged, by its `result.json`; None if it is not over.
 
-        The name of its run directory was in the damaged file.
+        A damaged file counts as one attempt, and does not name the run directory.
         """
         if not before.attempts or run_dir == before.directory:
             return None
@@ -289,8 +278,8 @@ class Controller:
     def _end_jobs_early(self) -> None:
         """End the jobs that the source does not need any more.
 
-        Other rules that end a running job belong here. Example: send SIGTERM to a silent job, which has written no
-        record for an hour, and let `_write_end` write that it has failed.
+        Jobs that end here become `pruned`. Another rule that ends running jobs belongs here, too. If its jobs are to
+        get another state, as silent ones that are to fail, `_RunningJob` needs that state.
         """
         if self._is_stopping:
             return
@@ -299,13 +288,13 @@ class Controller:
             unwanted.update(self.source.jobs_to_prune(job.state for job in self._running.values()))
         for number, reason in unwanted.items():
             running = self._running.get(number)
-            # A running job saves and ends, as after a preemption. Then its state is written, with the reason.
             if running is not None:
+                # A running job saves and ends, as after a preemption. Then its state is written, with the reason.
                 if running.prune_reason is None:
                     running.prune_reason = reason
                     self.executor.cancel(number, signal.SIGTERM)
             elif number not in self._orphans:
-                state = job_states.pruned(self.directory.state(number), reason)
+                state = job_states.pruned_if_open(self.directory.state(number), reason)
                 self._write(state)
                 self._finish(state)
 
@@ -319,94 +308,88 @@ class Controller:
         if self._process_of(running.state) is not None:
             running.launcher_end = ended
             return
-        self._attempt_ended(running, ended)
-
-    def _attempt_ended(self, running: _RunningJob, ended: Ended) -> None:
-        """Write how an attempt has ended. Then retry the job, or make its state final."""
-        number = ended.number
-        del self._running[number]
+        del self._running[ended.number]
         if self.shares.slots is not None:
-            self.shares.slots.give(number)
-        state = self._write_end(running.state, ended.code, running.prune_reason)
-        if not self._starts_no_job and self._retries.use(ended, state, running.state.iterations):
-            self._retry(state)
-            self.watcher.ended(state)
-        else:
-            self._finish(state)
+            self.shares.slots.give(ended.number)
+        self._attempt_ended(running.state, ended, running.prune_reason)
 
-    def _orphan_ended(self, running: JobState) -> None:
-        """Write the end of a job whose controller was killed, and start its next attempt if it continues."""
-        del self._orphans[running.number]
-        state = self._write_end(running, code=None)
-        if state.state != "paused" and self._continues(state):
-            self._retry(state)
-        else:
-            self._finish(state)
+    def _attempt_ended(self, running: JobState, ended: Ended, prune_reason: str | None = None) -> None:
+        """Write how an attempt has ended. Then retry the job, or let it be.
 
-    def _retry(self, state: JobState) -> None:
-        """Queue a job for another attempt. A job that the source has not named yet is not queued: the source will."""
-        if state.number in self._jobs:
-            self._retry_queue.append(self._jobs[state.number])
+        Args:
+            running: the state of the job during the attempt.
+            prune_reason: why the source has ended it.
+        """
+        state, retried = self._write_end(running, ended, prune_reason)
+        if retried is None or not self._starts_jobs:
+            self._finish(retried or state)
+            return
+        if (job := self._jobs.get(state.number)) is not None:  # otherwise, the source still names it
+            self._retry_queue[state.number] = job
+        self.watcher.ended(state)
 
     def _finish(self, state: JobState) -> None:
-        """Make a state final: this controller does not start the job any more."""
+        """Note the end of a job that is not retried."""
         self._has_failed = self._has_failed or state.state in ("failed", "interrupted")
-        self._failed_builds.add(state, self.directory.run_dir(state))
-        self.final_states[state.number] = state
+        self._builds.add_end(state, self.directory.run_dir(state))
+        self.ended_states[state.number] = state
         self._jobs.pop(state.number, None)
+        self._retry_queue.pop(state.number, None)
         self.source.job_ended(state)
         self.watcher.ended(state)
 
     def _interrupt_failed_builds(self) -> None:
         """Let a resumed sweep run the jobs that could not be built, and the jobs that were pruned with them."""
-        for state in list(self.final_states.values()):
-            if state.state == "pruned" or state.number in self._failed_builds.states:
-                del self.final_states[state.number]
+        for state in list(self.ended_states.values()):
+            if state.state == "pruned" or state.number in self._builds.failed:
+                del self.ended_states[state.number]
                 self._write(job_states.not_built(state))
         self.problem = self.problem or UserError(
             "the first jobs have failed with the same error while they were built, so no other job was started",
             remedy=f"Correct it or leave out these jobs, and continue the sweep: {self._resume_option}",
         )
 
-    def _write_end(self, running: JobState, code: int | None, prune_reason: str | None = None) -> JobState:
-        """Write the state of a job that has ended, and return it.
+    def _write_end(
+        self, running: JobState, ended: Ended, prune_reason: str | None = None
+    ) -> tuple[JobState, JobState | None]:
+        """Write the state of a job after an attempt. This is the only place that decides about a retry.
 
-        Args:
-            code: the exit code of its process; None if unknown.
-            prune_reason: why the source has ended it.
+        Returns:
+            The state in which the attempt has ended; and the state that was written if the job is to be retried.
         """
-        run_dir = self.directory.run_dir(running)
-        folder = self.directory.folder(running.number)
-        state = job_states.ended_from_result(running, run_dir)
-        is_in_result = state is not None and prune_reason is None
-        if state is None:
-            state = job_states.ended_without_result(running, folder, run_dir, code)
+        folder, run_dir = self.directory.folder(running.number), self.directory.run_dir(running)
+        in_result = job_states.ended_from_result(running, run_dir)
+        state = in_result or job_states.ended_without_result(running, folder, run_dir, ended.code)
+        # A job that is interrupted while no job starts has used no retry. A resumed sweep continues it.
+        is_counted = self._starts_jobs or state.state == "failed"
+        retried = next_attempt(state, ended, running.iterations, self.max_retries) if is_counted else None
         if prune_reason is not None:
-            state = job_states.pruned(state, prune_reason)
-        self._write(state, flush=not is_in_result)  # otherwise no other file has it
+            state, retried = job_states.pruned_if_open(retried or state, prune_reason), None
+        written = retried or state
+        self._write(written, flush=written is not in_result)  # `result.json` is on the disk already
         with suppress(OSError):
             Path(folder, REQUEST).unlink(missing_ok=True)
-        return state
+        return state, retried
 
     # The outcome of the sweep. ---------------------------------------------------------------------------------------
 
     @property
     def unfinished(self) -> list[int]:
         """The numbers of jobs that are not over."""
-        over = {number for number, state in self.final_states.items() if state.is_over}
+        over = {number for number, state in self.ended_states.items() if state.is_over}
         return [number for number in self.source.numbers if number not in over]
 
     @property
     def failed(self) -> list[JobState]:
-        """The jobs that have failed or were killed, by number."""
+        """The jobs that have failed, by number. Without a signal, also those that were interrupted and not retried."""
         kinds = ("failed", "interrupted") if self.signals.received is None else ("failed",)
-        return [state for _, state in sorted(self.final_states.items()) if state.state in kinds]
+        return [state for _, state in sorted(self.ended_states.items()) if state.state in kinds]
 
     @property
     def exit_code(self) -> int:
         """The exit code of the command."""
         if self.signals.received is not None:
-            return REQUEUE if self.slurm_restarts_it else self.signals.exit_code
+            return REQUEUE if self.jobs_outlive_controller else self.signals.exit_code
         return 1 if self.failed or self.problem is not None else 0
 
     # Why no further job starts. The first problem is reported. -------------------------------------------------------
@@ -441,3 +424,8 @@ class Controller:
             self.problem = self.problem or error
         except OSError as error:
             self.problem = self.problem or UserError(f"the next job cannot be chosen: {error}")
+
+
+def _lost(state: JobState) -> Ended:
+    """Return the end of a job whose controller was killed."""
+    return Ended(state.number, None, Cause.LOST)

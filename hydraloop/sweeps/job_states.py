@@ -23,13 +23,13 @@ from hydraloop.files.config_yaml import plain
 from hydraloop.files.metrics_log import FILENAME as RECORDS
 from hydraloop.files.result import FILENAME as RESULT
 from hydraloop.files.result import PAUSE, Result, digest, preempted_by
-from hydraloop.launch.exit import REQUEUE
+from hydraloop.launch.exit import REQUEUE, signal_name
 
 State = Literal["queued", "running", "finished", "failed", "stopped", "interrupted", "paused", "pruned"]
 """`queued`: the job was not started yet. `running`: it has a process, or waits in the queue of a scheduler.
-`stopped`: by a hook, which has ended training early. `interrupted`: by a signal, a preemption or a kill; a resumed
-sweep continues the job. `paused`: by `engine.pause_after`; the job has saved, and continues when the sweep is
-resumed or promotes it. `pruned`: by the search."""
+`stopped`: by a hook, which has ended training early. `interrupted`: by a signal, a preemption or a kill, or by an error
+if it has a retry left; a resumed sweep continues the job. `paused`: by `engine.pause_after`; the job has saved, and
+continues when the sweep is resumed or promotes it. `pruned`: by the search."""
 
 FILENAME = "job.json"
 _DISK_FULL = (f"[Errno {errno.ENOSPC}]", f"[Errno {errno.EDQUOT}]", END_UNWRITTEN)
@@ -76,6 +76,10 @@ class JobState:
     """The file of the best validation, relative to the run directory; None if it was not kept."""
     iterations: int = 0
     """Completed iterations when an attempt last wrote its result."""
+    retries: int = 0
+    """How many retries of `sweep.max_retries` the job has used, also under earlier controllers."""
+    losses: int = 0
+    """How often its machine or its controller was lost."""
     earlier_result: str | None = None
     """Digest of `result.json` when the attempt began. A file with this digest is not the outcome of the attempt."""
     params: Mapping[str, float | int | str] | None = None
@@ -147,6 +151,8 @@ def started(before: JobState, overrides: tuple[str, ...], sweep: Path, directory
         seconds=before.seconds,
         attempt_times=before.attempt_times,
         iterations=before.iterations,
+        retries=before.retries,
+        losses=before.losses,
         earlier_result=digest(sweep / directory),
         params=before.params,
         notes=before.notes,
@@ -187,12 +193,8 @@ def ended_from_result(running: JobState, run_dir: Path) -> JobState | None:
     if (state.preempted_by or "").startswith(PAUSE):
         return replace(state, state="paused")
     # A full disk is not a mistake of the job: a resumed sweep continues it.
-    if state.state == "failed" and any(part in (state.error or "") for part in _DISK_FULL):
-        state = replace(state, state="interrupted")
-    # `error` is shown for failed jobs only. A signal is an error in `result.json`.
-    if state.state == "interrupted" and state.reason is None:
-        state = replace(state, error=None, reason=state.error)
-    return state
+    is_disk_full = state.state == "failed" and any(part in (state.error or "") for part in _DISK_FULL)
+    return interrupted(state) if is_disk_full or state.state == "interrupted" else state
 
 
 def ended_without_result(running: JobState, folder: Path, run_dir: Path, code: int | None) -> JobState:
@@ -221,21 +223,26 @@ def ended_without_result(running: JobState, folder: Path, run_dir: Path, code: i
         return replace(state, state="interrupted", reason=f"killed by {signal.Signals(number).name}{memory}")
 
     # The program has ended by itself, or by a signal for its own mistake.
-    how = f"crashed ({signal.Signals(-code).name})" if code < 0 else f"ended with exit code {code} and no result"
+    how = f"crashed ({signal_name(-code)})" if code < 0 else f"ended with exit code {code} and no result"
     return replace(state, state="failed", error=f"its process {how}; see {LOG}")
 
 
-def pruned(state: JobState, reason: str) -> JobState:
+def interrupted(state: JobState) -> JobState:
+    """Return the state of a job that continues although its attempt has ended with an error, or by a signal."""
+    return replace(state, state="interrupted", error=None, reason=state.reason or state.error)
+
+
+def pruned_if_open(state: JobState, reason: str) -> JobState:
     """Return the state of a job that a search ends early. A running job and a job that is over keep their states."""
-    can_be_pruned = state.state in ("queued", "paused", "interrupted")
-    return replace(state, state="pruned", reason=reason) if can_be_pruned else state
+    is_open = state.state in ("queued", "paused", "interrupted")
+    return replace(state, state="pruned", reason=reason) if is_open else state
 
 
 def not_built(state: JobState) -> JobState:
     """Return the state of a job that a resumed sweep is to start, because no job of the sweep could be built."""
     if state.attempts == 0:
         return replace(state, state="queued", reason=None)
-    return replace(state, state="interrupted", error=None, reason=state.error)
+    return interrupted(state)
 
 
 def current(state: JobState, run_dir: Path) -> JobState:

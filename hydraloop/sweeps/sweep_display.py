@@ -185,7 +185,7 @@ def print_end(controller: Controller) -> None:
     """Print the results, how to continue a sweep that is not over, and which jobs have failed."""
     directory = controller.directory
     count = directory.count
-    if any(state.is_over for state in controller.final_states.values()):
+    if any(state.is_over for state in controller.ended_states.values()):
         with suppress(OSError):  # a terminal that was closed
             results_table.show(directory)
     if controller.problem is not None:

@@ -136,7 +136,7 @@ def test_each_job_runs_once_and_as_many_at_a_time_as_there_are_workers(make: Mak
     assert played.started == [0, 1, 2, 3, 4, 5]
     assert played.requests[3].lines == ("optimizer.lr=1e-2", "seed=0")
     assert (played.most, loop.exit_code, loop.unfinished) == (2, 0, [])
-    assert [state.state for state in loop.final_states.values()] == ["finished"] * 6
+    assert [state.state for state in loop.ended_states.values()] == ["finished"] * 6
     assert loop.watcher.lines[:3] == ["0 started", "1 started", "0 finished"]  # type: ignore[attr-defined]
 
 
@@ -199,6 +199,50 @@ def test_a_job_that_fails_is_retried_as_often_as_asked_and_the_others_run(make: 
     assert loop.exit_code == 1
 
 
+def test_a_job_that_fails_while_the_sweep_stops_keeps_its_retries_and_used_ones_stay_used(make: Make) -> None:
+    def play(played: Played, request: Request) -> int:
+        if request.number == 0 and request.attempt == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return fail(played, request)
+
+    loop, _ = make(play, workers=1, max_retries=1)
+    loop.run()
+    state = loop.directory.state(0)
+    assert (state.state, state.reason, state.error, state.retries) == ("interrupted", "ValueError: x", None, 1)
+    assert (loop.unfinished[:1], loop.failed) == ([0], [])
+    loop, played = make(fail, max_retries=1)
+    loop.run()
+    assert (played.started.count(0), played.started.count(1)) == (1, 2)
+    assert {(state.state, state.attempts) for state in loop.failed} == {("failed", 2)}
+
+
+def test_a_job_that_is_pruned_does_not_start_again_for_its_retry(make: Make) -> None:
+    """Job 0 was lost. Its retry waits until it is known whether job 3 can be built, unlike jobs 1 and 2."""
+
+    class Pruning(Grid):
+        reasons = {0: "another job of the trial has failed"}
+
+        def jobs_to_prune(self, running: Iterable[JobState]) -> dict[int, str]:
+            return {} if 0 in [state.number for state in running] else self.reasons
+
+        def job_ended(self, state: JobState) -> None:
+            self.reasons.pop(state.number, None)
+            super().job_ended(state)
+
+    def play(played: Played, request: Request) -> int | None:
+        if request.number == 0:
+            return -signal.SIGKILL
+        if request.number in (1, 2):
+            return fail_to_build(played, request)
+        return None if 0 in Pruning.reasons else finish(played, request)
+
+    loop, played = make(play, workers=4)
+    loop.source, played.cause = Pruning(dict(enumerate(loop.directory.description.jobs.listed))), Cause.LOST
+    loop.run()
+    assert (played.started.count(0), loop.ended_states[0].state, loop.exit_code) == (1, "pruned", 1)
+    assert len(loop.ended_states) == 6
+
+
 def test_a_killed_job_is_retried(make: Make) -> None:
     def play(played: Played, request: Request) -> int:
         return finish(played, request) if request.attempt > 1 or request.number else -signal.SIGKILL
@@ -207,7 +251,7 @@ def test_a_killed_job_is_retried(make: Make) -> None:
     loop.run()
     assert played.started.count(0) == 2
     assert loop.exit_code == 0
-    assert loop.final_states[0].attempts == 2
+    assert loop.ended_states[0].attempts == 2
     assert "0 interrupted" in loop.watcher.lines  # type: ignore[attr-defined]
 
 
@@ -238,7 +282,7 @@ def test_a_preempted_job_is_queued_again_and_an_attempt_without_progress_is_a_re
     played.cause = Cause.SCHEDULER if by_scheduler else Cause.PROCESS
     loop.run()
     assert played.started.count(1) == attempts
-    assert (loop.final_states[1].state, loop.exit_code) == (("finished", 0) if attempts == 4 else ("interrupted", 1))
+    assert (loop.ended_states[1].state, loop.exit_code) == (("finished", 0) if attempts == 4 else ("interrupted", 1))
 
 
 def test_a_job_whose_machine_is_lost_starts_again_without_a_retry_but_not_for_ever(make: Make) -> None:
@@ -249,8 +293,8 @@ def test_a_job_whose_machine_is_lost_starts_again_without_a_retry_but_not_for_ev
     loop, played = make(play)
     played.cause = Cause.LOST
     loop.run()
-    assert (played.started.count(1), loop.final_states[1].state) == (4, "finished")
-    assert (played.started.count(2), loop.final_states[2].state) == (11, "interrupted")
+    assert (played.started.count(1), loop.ended_states[1].state) == (4, "finished")
+    assert (played.started.count(2), loop.ended_states[2].state) == (11, "interrupted")
 
 
 def test_a_job_whose_controller_has_ended_is_waited_for_and_starts_again(
@@ -268,8 +312,21 @@ def test_a_job_whose_controller_has_ended_is_waited_for_and_starts_again(
     loop, played = make(play, workers=1)
     loop.run()
     assert played.started == [0, 1, 2, 4, 5, 3]
-    assert loop.final_states[3].state == "finished"
+    assert loop.ended_states[3].state == "finished"
     assert caplog.messages == [f"job 3 still saves, in process {os.getpid()} on {socket.gethostname()}"]
+
+
+def test_no_job_gets_a_gpu_while_a_job_of_an_earlier_controller_may_use_it(
+    directory: SweepDirectory, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller, "_CHECK_INTERVAL", 0.0)
+    directory.write(JobState(3, "running", attempts=1, directory="3"))
+    lock = RunLock(directory.folder(3), key="").acquire()
+    loop, played = make(finish, slots=Slots(["0", "1"], 1))
+    started: list[list[int]] = []
+    loop.watcher.update = lambda: (started.append(played.started), lock.release())[1]  # type: ignore[method-assign]
+    loop.run()
+    assert (started[0], len(played.started)) == ([], 6)
 
 
 def test_a_paused_job_starts_again_in_the_next_sweep_only(make: Make) -> None:
@@ -316,6 +373,23 @@ def test_a_sweep_whose_jobs_cannot_be_built_stops_and_continues_when_it_is_resum
     assert (played.started, loop.exit_code) == ([0, 1, 2, 3, 4, 5], 0)
 
 
+def test_the_only_built_job_is_retried_after_two_others_could_not_be_built(make: Make) -> None:
+    def play(played: Played, request: Request) -> int | None:
+        if request.number != 2:
+            return fail_to_build(played, request) if len(played.requests) < 4 else finish(played, request)
+        if request.attempt > 1:
+            return finish(played, request)
+        if 1 not in loop.ended_states:
+            return None
+        write(request, "interrupted", reason=OWN, progress={"iteration": 10})
+        return 75
+
+    loop, _ = make(play, workers=3)
+    loop.run()
+    assert (loop.ended_states[2].state, loop.ended_states[2].attempts, loop.problem) == ("finished", 2, None)
+    assert len(loop.ended_states) == 6
+
+
 @pytest.mark.parametrize("case", ["other errors", "while training", "a job was built", "a job trains"])
 def test_jobs_that_fail_do_not_stop_a_sweep_if_others_may_succeed(make: Make, case: str) -> None:
     def play(played: Played, request: Request) -> int | None:
@@ -344,7 +418,7 @@ def test_a_job_that_was_lost_with_its_controller_continues_in_its_turn(directory
     loop, played = make(finish)
     loop.run()
     assert [(request.number, request.attempt) for request in played.requests[:3]] == [(0, 1), (1, 2), (3, 1)]
-    assert (loop.final_states[1].attempts, loop.final_states[2].attempts) == (2, 1)
+    assert (loop.ended_states[1].attempts, loop.ended_states[2].attempts) == (2, 1)
 
 
 @pytest.mark.parametrize("retries", [0, 1])
@@ -365,18 +439,18 @@ def test_a_job_whose_launcher_is_killed_each_time_ends(
     loop.watcher.update = lambda: ranks.pop().release() if ranks else None  # type: ignore[method-assign]
     loop.run()
     assert played.started.count(0) == 1 + retries
-    assert (loop.final_states[0].state, loop.final_states[0].reason) == (
+    assert (loop.ended_states[0].state, loop.ended_states[0].reason) == (
         "interrupted",
         "killed by SIGKILL (out of memory?)",
     )
     assert loop.unfinished == [0]
 
 
-@pytest.mark.parametrize("retry_failed", [False, True])
-def test_a_job_that_fails_after_its_controller_has_ended_runs_again_if_asked_for(
-    directory: SweepDirectory, make: Make, monkeypatch: pytest.MonkeyPatch, retry_failed: bool
+@pytest.mark.parametrize("retries", [0, 1])
+def test_a_job_that_fails_after_its_controller_has_ended_is_retried_as_any_other(
+    directory: SweepDirectory, make: Make, monkeypatch: pytest.MonkeyPatch, retries: int
 ) -> None:
-    """It still runs when the next controller starts, and belongs to the earlier one."""
+    """It still runs when the next controller starts."""
     monkeypatch.setattr(controller, "_CHECK_INTERVAL", 0.0)
     directory.write(JobState(3, "running", attempts=1, directory="3"))
     lock = RunLock(directory.folder(3), key="").acquire()
@@ -387,9 +461,10 @@ def test_a_job_that_fails_after_its_controller_has_ended_runs_again_if_asked_for
             lock.release()
         return finish(played, request)
 
-    loop, played = make(play, workers=1, retry_failed=retry_failed)
+    loop, played = make(play, workers=1, max_retries=retries)
     loop.run()
-    assert (played.started.count(3), loop.exit_code) == ((1, 0) if retry_failed else (0, 1))
+    assert (played.started.count(3), loop.exit_code) == (retries, 1 - retries)
+    assert "3 failed" in loop.watcher.lines  # type: ignore[attr-defined]
 
 
 def test_a_job_with_a_running_rank_has_not_ended_after_a_full_disk(
@@ -512,7 +587,7 @@ def test_a_job_that_an_earlier_controller_has_submitted_is_not_submitted_again(
 
 
 def test_a_controller_that_slurm_starts_again_leaves_its_jobs(make: Make) -> None:
-    loop, played = make(lambda played, request: os.kill(os.getpid(), signal.SIGTERM), slurm_restarts_it=True)
+    loop, played = make(lambda played, request: os.kill(os.getpid(), signal.SIGTERM), jobs_outlive_controller=True)
     loop.run()
     assert (played.started, played.cancelled, loop.exit_code) == ([0, 1], [], 75)
 
@@ -521,6 +596,6 @@ def test_two_failed_builds_prove_nothing_while_another_job_runs_on_slurm(make: M
     def play(played: Played, request: Request) -> int | None:
         return os.kill(os.getpid(), signal.SIGTERM) if request.number == 2 else fail_to_build(played, request)
 
-    loop, _ = make(play, workers=3, slurm_restarts_it=True)
+    loop, _ = make(play, workers=3, jobs_outlive_controller=True)
     loop.run()
     assert (loop.directory.state(0).state, loop.problem, loop.exit_code) == ("failed", None, 75)

@@ -21,6 +21,7 @@ __all__ = ["sweep"]  # a fixture
         (-signal.SIGKILL, "interrupted", "killed by SIGKILL (out of memory?)"),
         (-signal.SIGTERM, "interrupted", "killed by SIGTERM"),
         (-signal.SIGSEGV, "failed", "its process crashed (SIGSEGV); see job.log"),
+        (-signal.SIGRTMAX + 1, "failed", f"its process crashed (signal {signal.SIGRTMAX - 1}); see job.log"),
         (0, "failed", "its process ended with exit code 0 and no result; see job.log"),
         (1, "failed", "its process ended with exit code 1 and no result; see job.log"),
         (UNUSABLE, "interrupted", "its directory could not be used; see job.log"),
@@ -39,7 +40,7 @@ def test_a_job_whose_process_was_killed(code: int | None, state: str, text: str,
 @pytest.mark.parametrize("state", ["queued", "interrupted", "paused", "running", "finished", "failed"])
 def test_a_job_that_does_not_run_and_is_not_over_can_be_pruned(state: State, sweep: SweepDirectory) -> None:
     before = replace(running(sweep, 0), state=state)
-    pruned = job_states.pruned(before, "rung 1")
+    pruned = job_states.pruned_if_open(before, "rung 1")
     if state in ("queued", "interrupted", "paused"):
         assert pruned == replace(before, state="pruned", reason="rung 1")
     else:

@@ -59,6 +59,8 @@ class Search:
     kills: Callable[[], bool] = lambda: False
     """Asked before each step of a job: whether everything is killed there."""
     started: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
+    adopted: dict[int, Request] = field(default_factory=dict)
+    """Jobs of an earlier controller that a scheduler still has."""
 
     def __post_init__(self) -> None:
         self.sweep = OmegaConf.merge(OmegaConf.structured(SweepConf), {"trials": 20, **self.options})
@@ -78,7 +80,7 @@ class Search:
         """Run the search to its end, or until it is killed."""
         directory = SweepDirectory.load(self.directory.path)
         source = SearchSource(directory, self.search, self.sweep.enqueue)
-        played = Played(directory, self._step)
+        played = Played(directory, self._step, running=self.adopted)
         loop = Controller(
             directory, played, source, Shares(self.workers), Seen(), JobDirectories(directory, NO_GRID), **options
         )  # type: ignore[arg-type]

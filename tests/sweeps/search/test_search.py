@@ -15,6 +15,7 @@ import pytest
 
 from hydraloop.errors import UserError
 from hydraloop.sweeps import job_states, search_sampler
+from hydraloop.sweeps.executors.executor import Request
 from hydraloop.sweeps.search import Rule
 from hydraloop.sweeps.search_history import History, Trial
 from hydraloop.sweeps.sweep_directory import Jobs, SweepDirectory
@@ -74,6 +75,19 @@ def test_trials_that_a_killed_controller_has_asked_for_start_before_new_ones(tmp
     search = Search(tmp_path, (LR, "seed=0,1"), {"trials": 3}, workers=1)
     search.run()
     assert [number for number, _ in search.started] == [1, 2, 3, 4, 5]
+
+
+def test_a_failed_job_of_an_earlier_controller_is_retried(tmp_path: Path) -> None:
+    """Slurm still has job 0 when the second controller starts. The source does not name the job: there is no room."""
+    search = Search(tmp_path, options={"trials": 2}, workers=1, kills=lambda: True)
+    with pytest.raises(KilledError):
+        search.run()
+    ((number, lines),) = search.started
+    folder = str(search.directory.folder(number))
+    search.kills, search.adopted = lambda: False, {number: Request(number, lines, folder, folder)}
+    search.loss = lambda values: distance(values) if len(search.started) > 2 else float("no number")
+    search.run(max_retries=1)
+    assert [(state.state, state.attempts) for state in search.directory.states()] == [("finished", 2), ("finished", 1)]
 
 
 def test_with_asha_a_third_of_each_rung_continues_and_the_others_are_pruned(tmp_path: Path) -> None:
