@@ -12,7 +12,8 @@ A run; `*` marks mount points, at which hooks are called::
                 *before_train_iter
                 forward, backward
                 *after_backward
-                after the last batch of the window: *before_optimizer_step, then the optimizer step
+                after the last batch of the window: *before_optimizer_step (a hook may call engine.skip_step), then
+                the optimizer step
                 *after_train_iter
             requested checkpoints, validation, a requested stop (not after the last window of an epoch)
         *after_train_epoch
@@ -224,8 +225,8 @@ class Engine:
                 progress.complete_iteration(batch_idx, self.stepper.global_samples, stepped=self.stepper.stepped)
                 self.calls.after_train_iter(batch_idx, batch, outputs)
 
-            # Between two windows, no gradients are open: write requested checkpoints, validate, stop. After the last
-            # window of the epoch, `_train_epochs` does this, because after_train_epoch comes first.
+            # Between two windows, no gradients wait for a step: write requested checkpoints, validate, stop. After the
+            # last window of the epoch, `_train_epochs` does this, because after_train_epoch comes first.
             if progress.batch_in_epoch < progress.epoch_length:
                 self.requests.save_or_stop_if_agreed()
                 if not self.settings.val_by_epoch:

@@ -101,8 +101,8 @@ class Evaluator:
     def _is_scheduled(self) -> bool:
         """Return whether to validate now: by the interval or at the end of training, once for each iteration.
 
-        A stop by `max_time` is not an end: a resumed run trains on, as if it had never stopped. A preempted run does
-        not validate; a resumed run does it instead.
+        A run that was preempted or stopped by `max_time` does not validate: the resumed run continues as if there had
+        been no stop.
         """
         progress = self._run.progress
         settings = self._run.settings
@@ -242,16 +242,18 @@ class Evaluator:
             count = self.length if self.length < length else None
             # The iterator has no name: after an error, the traceback would keep it with its workers.
             for batch_idx, batch in enumerate(self._batches.on_device(loader, count=count)):
-                if preemptible:
-                    if samples_at is not None:  # all ranks have equally many batches
-                        self._requests.exchange_in_evaluation(batch_idx)
-                    if self._requests.preempted_by is not None:
-                        raise Preempted
-                if samples_at is not None and samples_at(batch_idx)[0] == 0:  # only other ranks have samples in it
-                    if self._run.ranks.sharded:  # they need this rank's shard
+                if preemptible and samples_at is not None:  # all ranks have the same number of batches
+                    self._requests.exchange_in_evaluation(batch_idx)
+                if preemptible and self._requests.preempted_by is not None:
+                    raise Preempted
+
+                # A filler batch has samples of other ranks only. With FSDP2, these ranks need the shard of this rank.
+                if samples_at is not None and samples_at(batch_idx)[0] == 0:
+                    if self._run.ranks.sharded:
                         with task.uncounted():
                             self._evaluate_batch(batch)
                     continue
+
                 if before is not None:
                     before(batch_idx, batch)
                 outputs = self._evaluate_batch(batch)

@@ -3,10 +3,10 @@
 A single process acts after the hooks of the current mount point. With several ranks, a hook may ask on one rank only (a
 signal, a clock), so the ranks agree first:
 
-* At the end of an epoch or a validation, where all ranks wait for each other anyway, they exchange requests
+* At the end of an epoch or a validation, all ranks wait for each other anyway. There, they exchange all requests
   (`save_or_stop_if_requested`).
-* Inside an epoch, they exchange one flag in the background (`save_or_stop_if_agreed`, `NewsFlag`). If it is set on any
-  rank, the ranks exchange the requests. In an evaluation, they do the same every few batches, and act after it.
+* Inside an epoch, they exchange one flag in the background (`save_or_stop_if_agreed`). If any rank has set it, the
+  ranks exchange all requests. In an evaluation, they do the same every few batches, and act after it.
 
 A request with `agreed=True` needs no exchange: the hook asks on every rank at the same point.
 """
@@ -21,9 +21,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-
-from hydraloop.engine.distributed.comm import Distributed, Pending
+from hydraloop.engine.background_flag import BackgroundFlag
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.run_parts import Run
 from hydraloop.files.result import preemption
@@ -58,7 +56,7 @@ class Requests:
         self._run = run
         self._checkpoints = checkpoints
         self._is_single = run.ranks.world_size == 1
-        self._flag = NewsFlag(run.ranks)
+        self._flag = BackgroundFlag(run.ranks)
 
         # Requested on this rank; other ranks may not know of it.
         self._stop_requested: str | None = None
@@ -211,7 +209,7 @@ class Requests:
             self._save_or_stop()
 
     def exchange_in_evaluation(self, batch_idx: int) -> None:
-        """Before a batch of an evaluation in which all ranks have equally many: agree on a preemption."""
+        """Exchange the flag before a batch of an evaluation in which all ranks have the same number of batches."""
         if not self._is_single:
             self._exchange_flag(batch_idx)
 
@@ -232,14 +230,14 @@ class Requests:
             return
         if self._flag.receive():
             self._exchange_requests()
-        has_news = (
+        has_requests = (
             (self._stop_requested is not None and self.stop_reason is None)
             or (self._preemption_requested is not None and self.preempted_by is None)
             or self._has_new_checkpoints
             or self._save_failed
             or bool(self._run.calls.newly_disabled)
         )
-        self._flag.send(at, mode, has_news=has_news)
+        self._flag.send(at, mode, is_set=has_requests)
 
     def _exchange_requests(self) -> None:
         """Exchange the requests and the names of disabled hooks with all ranks."""
@@ -290,62 +288,3 @@ class Requests:
         if self._stop_agreed and self.stop_reason is None:
             self.stop_reason = self._stop_requested
             log.info("stopping: %s", self.stop_reason)
-
-
-class NewsFlag:
-    """Exchanges a flag between the ranks, in the background: whether any of them has news for the others.
-
-    It is sent every `agree_interval` iterations, or every 5 s if they take longer. It is received one interval later,
-    when it has arrived, so neither host nor device waits for it. With the flag, each rank sends the interval that it
-    proposes; the smallest one counts.
-    """
-
-    _SECONDS = 5.0
-    """The longest time between two exchanges, unless an iteration takes longer."""
-
-    def __init__(self, ranks: Distributed) -> None:
-        self._ranks = ranks
-        self._values = torch.zeros(2, dtype=torch.int32)
-        """[whether there is news, minus the proposed interval]; the maximum over the ranks."""
-        self._exchange: Pending | None = None
-        self._interval = 1
-        self._sent_at = 0
-        self._sent_in = ""
-        self._sent_time = 0.0
-
-    def is_time(self, at: int, mode: str) -> bool:
-        """Return whether to receive and send now; the same on every rank.
-
-        Args:
-            at: the iteration, or the batch of an evaluation.
-            mode: of the engine, in which `at` counts up.
-        """
-        return self._is_restart(at, mode) or at >= self._sent_at + self._interval
-
-    def _is_restart(self, at: int, mode: str) -> bool:
-        return mode != self._sent_in or at < self._sent_at
-
-    def receive(self) -> bool:
-        """Finish the exchange; return whether any rank has set the flag."""
-        if self._exchange is None:
-            return False
-        self._exchange.wait()
-        self._exchange = None
-        has_news, interval = self._values.tolist()
-        self._interval = -interval
-        return bool(has_news)
-
-    def send(self, at: int, mode: str, *, has_news: bool) -> None:
-        """Start the next exchange."""
-        now = perf_counter()
-        steps = at - self._sent_at
-        if self._is_restart(at, mode):
-            self._interval = 1  # until the time of an iteration or batch is known
-            steps = 0
-        in_time = self._SECONDS * steps / max(now - self._sent_time, 1e-9)
-        proposed = max(1, int(min(self._ranks.agree_interval, in_time)))
-        self._sent_at = at
-        self._sent_in = mode
-        self._sent_time = now
-        self._values = torch.tensor([int(has_news), -proposed], dtype=torch.int32)
-        self._exchange = self._ranks.start_max(self._values)

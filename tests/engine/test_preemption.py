@@ -16,12 +16,13 @@ import pytest
 import torch
 
 from hydraloop.data import build_loader
-from hydraloop.engine import requests as requests_module
+from hydraloop.engine import background_flag
 from hydraloop.engine.distributed.comm import Distributed, Pending
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.engine.hook_order import CallTable
 from hydraloop.engine.progress import Progress
+from hydraloop.engine.requests import Requests
 from hydraloop.engine.run_parts import Settings
 from hydraloop.errors import Terminated
 from hydraloop.hooks import CheckpointHook, EMAHook, TestTimeAugmentationHook
@@ -323,11 +324,11 @@ def test_ranks_exchange_at_least_every_5_seconds(
             return Pending()
 
     now = 0.0
-    monkeypatch.setattr(requests_module, "perf_counter", lambda: now)
+    monkeypatch.setattr(background_flag, "perf_counter", lambda: now)
     exchanged: list[int] = []
     progress, nothing_is_saved = Progress(), cast("Any", None)
     run: Any = SimpleNamespace(settings=Settings(), ranks=Two(), calls=CallTable(None, {}), progress=progress)
-    requests = requests_module.Requests(run, lambda: nothing_is_saved)
+    requests = Requests(run, lambda: nothing_is_saved)
     for iteration in range(1, 60):
         now += seconds
         progress.complete_iteration(iteration - 1, 1, stepped=True)
