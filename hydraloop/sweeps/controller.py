@@ -79,7 +79,7 @@ class Controller:
     max_retries: int = 0
     """`sweep.max_retries`, of each job."""
     stop_on_failure: bool = False
-    """Whether no job starts after one has failed."""
+    """Whether no job starts after one has failed, or was interrupted, and is not retried."""
     retry_failed: bool = False
     """Whether jobs run that were started by an earlier controller and have failed."""
     jobs_outlive_controller: bool = False

@@ -86,8 +86,8 @@ class SweepJob(Worker):
     def run(self, request: Request) -> int:
         """Run a job, write how it has ended into its run directory, and return the exit code.
 
-        The exit code is that of a single run, or UNUSABLE if the error is not in `result.json`: another process has
-        locked the directory, or nothing can be written there.
+        The exit code is that of a single run. It is UNUSABLE if an error could not be written into `result.json`:
+        another process has locked the directory, or the disk is full.
         """
         folder = Path(request.folder)
         result: ResultFile | None = None
@@ -97,7 +97,7 @@ class SweepJob(Worker):
                 print_to(folder / job_states.LOG)
                 locks.enter_context(_lock(Path(request.run_dir)))
 
-                # While this process waited for the lock, the next controller may have started the job.
+                # The controller may have died while this process waited for the lock. Its successor starts the job.
                 if owner_has_ended():
                     return REQUEUE
                 # After the death of a slurmd, Slurm starts a job a second time although the first process still runs.
@@ -115,18 +115,19 @@ class SweepJob(Worker):
             error = first_signal(raised)
             with suppress(OSError):  # a full disk
                 self._starter.reports.show(error)
-            # The controller reads the error in `result.json`. A signal needs no file: the exit code names it.
+            # The controller reads the error in `result.json`. The exit code is enough for a signal, which Python and
+            # `terminable` raise as a KeyboardInterrupt.
+            is_signal = isinstance(error, KeyboardInterrupt)
             is_in_result = result is not None and result.has(error)
-            if is_in_result or isinstance(error, KeyboardInterrupt):
-                return exit_code(error)
-            return UNUSABLE
+            return exit_code(error) if is_signal or is_in_result else UNUSABLE
         return 0
 
     def _train(self, request: Request, locks: ExitStack) -> None:
         """Train in this process, or start ranks.
 
         Args:
-            locks: the lock of the run directory. It is released before ranks start, because rank 0 acquires it.
+            locks: the lock of the run directory, which this process has. Ranks are other processes: it is released
+                before they start, and rank 0 acquires it.
         """
         run_dir = Path(request.run_dir)
         continues = request.attempt > 1 or slurm.was_started_again()

@@ -36,7 +36,7 @@ def next_attempt(state: JobState, ended: Ended, iterations_before: int, max_retr
         return None
     if ended.cause is Cause.LOST and state.state == "interrupted" and state.losses < _MOST_LOSSES:
         return replace(state, losses=state.losses + 1)
-    # A signal that was not the scheduler's came from a person or from a mistake.
+    # A signal is a preemption only if the scheduler has sent it. A person or a mistake may have sent another one.
     by_signal = state.preempted_by in signal.Signals.__members__
     is_preempted = state.preempted_by is not None and (ended.cause is Cause.SCHEDULER or not by_signal)
     if is_preempted and state.iterations > iterations_before:

@@ -108,7 +108,7 @@ class SearchSource(Source):
         self._search = search
         self._enqueued = search_sampler.check(search, enqueue)
         self._started = set[int]()
-        """Jobs that the controller runs or retries. Their files may say that they are over."""
+        """Jobs that the controller runs or retries."""
         self._not_retried = set[int]()
         """Interrupted jobs that this controller does not restart."""
         self._validations: dict[tuple[int, int], Validations] = {}
@@ -146,11 +146,11 @@ class SearchSource(Source):
         jobs = list(running)
         if self._is_history_old:
             self._read_history()
-        has_promotions = bool(jobs) or not self._is_last_trial or self._next_promoted() is not None
+        may_be_promoted = bool(jobs) or not self._can_only_promote or self._next_promoted() is not None
         for trial in self._history.trials:
             if trial.state == "failed":
                 self._prune_trial(trial, "another job of the trial has failed")
-            elif trial.state == "paused" and self._search.promote is not None and not has_promotions:
+            elif trial.state == "paused" and self._search.promote is not None and not may_be_promoted:
                 self._prune_trial(trial, f"not promoted at rung {len(trial.curve)}")
         if self._search.prune is not None and self._history.metrics:
             for job in jobs:
@@ -164,14 +164,14 @@ class SearchSource(Source):
         Raises:
             UserError: the results of the jobs cannot be compared.
         """
-        self._history = self._reader.read(self._started)
+        self._history = self._reader.read()
         self._is_history_old = False
         if self._history.problem is not None:
             raise self._history.problem
 
     @property
-    def _is_last_trial(self) -> bool:
-        """Whether no trial runs, and the sampler is not asked for another one."""
+    def _can_only_promote(self) -> bool:
+        """Whether only a promotion can continue the search: all trials have begun, and none of them runs."""
         trials = self._history.trials
         return len(trials) >= self._search.trials and all(one.state != "running" for one in trials)
 
@@ -190,7 +190,7 @@ class SearchSource(Source):
     def _next_promoted(self) -> Trial | None:
         if self._search.promote is None:
             return None
-        return next_promoted(self._history, is_last=self._is_last_trial)
+        return next_promoted(self._history, is_last=self._can_only_promote)
 
     def _promoted_job(self) -> Job | None:
         """Return a paused job that continues. It is `queued` until it runs."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -89,15 +89,11 @@ class HistoryReader:
         self._directory, self._search = directory, search
         self._over: dict[int, Measured] = {}
 
-    def read(self, running: Collection[int] = ()) -> History:
-        """Return the history. Takes 20 us for each job that is not over.
-
-        Args:
-            running: jobs that are not over, whatever their files say: a controller starts them again.
-        """
+    def read(self) -> History:
+        """Return the history. Takes 20 us for each job that is not over."""
         history, repeats = History(), self._search.repeats
         for number in range(self._directory.count // repeats):
-            jobs = [self._job(job, running) for job in range(number * repeats, (number + 1) * repeats)]
+            jobs = [self._job(job) for job in range(number * repeats, (number + 1) * repeats)]
             for one in jobs:
                 if one.metrics and not history.metrics:
                     objectives = self._search.objectives
@@ -110,12 +106,10 @@ class HistoryReader:
             history.trials.append(_trial(number, jobs))
         return history
 
-    def _job(self, number: int, running: Collection[int]) -> Measured:
+    def _job(self, number: int) -> Measured:
         if number in self._over:
             return self._over[number]
         state = self._directory.state(number)
-        if number in running:
-            return Measured(state, "running", curve=_rungs(state))
         found = measure(state, self._directory.run_dir(state), self._search)
         if state.is_over:
             self._over[number] = found
