@@ -181,7 +181,6 @@ class Controller:
                 self._process_ended(job.launcher_end)
         for state in list(self._orphans.values()):
             if self._process_of(state) is None:
-                del self._orphans[state.number]
                 self._attempt_ended(state, _lost(state))
         self._checked_at = time.monotonic()
 
@@ -250,7 +249,7 @@ class Controller:
             self.executor.submit(request)
         except UserError as error:
             self.problem = error
-            self._process_ended(Ended(number, REQUEUE))
+            self._attempt_ended(state, Ended(number, REQUEUE))
             return
         self.watcher.started(state)
 
@@ -278,8 +277,8 @@ class Controller:
     def _end_jobs_early(self) -> None:
         """End the jobs that the source does not need any more.
 
-        Jobs that end here become `pruned`. Another rule that ends running jobs belongs here, too. If its jobs are to
-        get another state, as silent ones that are to fail, `_RunningJob` needs that state.
+        Jobs that end here become `pruned`. Another rule that ends running jobs belongs here, too. If its jobs get
+        another state (a silent job fails), `_RunningJob` has to keep that state until the job has ended.
         """
         if self._is_stopping:
             return
@@ -308,18 +307,19 @@ class Controller:
         if self._process_of(running.state) is not None:
             running.launcher_end = ended
             return
-        del self._running[ended.number]
-        if self.shares.slots is not None:
-            self.shares.slots.give(ended.number)
         self._attempt_ended(running.state, ended, running.prune_reason)
 
     def _attempt_ended(self, running: JobState, ended: Ended, prune_reason: str | None = None) -> None:
-        """Write how an attempt has ended. Then retry the job, or let it be.
+        """Write how an attempt has ended. Then queue the job for a retry, or note that it has ended.
 
         Args:
             running: the state of the job during the attempt.
             prune_reason: why the source has ended it.
         """
+        self._running.pop(running.number, None)
+        self._orphans.pop(running.number, None)
+        if self.shares.slots is not None:
+            self.shares.slots.give(running.number)
         state, retried = self._write_end(running, ended, prune_reason)
         if retried is None or not self._starts_jobs:
             self._finish(retried or state)
