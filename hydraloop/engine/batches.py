@@ -21,7 +21,7 @@ Window = Sequence[int]
 class Batches:
     """The loaders of a run, whose batches it moves to the device.
 
-    For each epoch, call `windows`; then `fetch` for each batch of a window; then `end_epoch`.
+    For each epoch, call `windows`; then `next_batch` for each batch of a window; then `end_epoch`.
 
     Args:
         loaders: of batches.
@@ -38,8 +38,8 @@ class Batches:
         self._settings = run.settings
         self._progress = run.progress
         self._move = mover(run.device, run.settings.channels_last)
-        self._rest: Iterator[tuple[int, Any]] | None = None
-        """The rest of the epoch: batches on the device, with their indices. None before its first `fetch`."""
+        self._rest: Iterator[Any] | None = None
+        """The rest of the epoch: batches on the device. None before the first `next_batch`."""
         self.asked_at = 0.0
         """When training requested its current batch (`perf_counter`)."""
         self.waited = 0.0
@@ -60,30 +60,35 @@ class Batches:
                 remedy="Try data=digits, or in Python loaders={'train': …}.",
             )
         check_ranks(self.loaders.train, ranks.world_size)
-        if not all(self.check_lengths(ranks)):
+        if not all(self.check_lengths(ranks, "train", "val", "test")):
             raise UserError(
                 "the train loader has no batch",
                 key="data.loader.batch_size",
                 remedy="Use a batch size up to the size of the data set, or data.loader.drop_last=false.",
             )
 
-    def check_lengths(self, ranks: Distributed) -> list[int]:
+    def check_lengths(self, ranks: Distributed, *splits: str) -> list[int]:
         """Refuse loaders of different lengths, with which some ranks would wait forever for others.
 
         In evaluation, ranks wait for each other only if the model is sharded.
+
+        Args:
+            ranks: the ranks.
+            splits: those that are used: `train`, `val`, `test`.
 
         Returns:
             The number of train batches on each rank.
         """
         lengths_here = {"train": 0, **{key: len(loader) for key, loader in self.loaders.by_key().items()}}
         of_ranks: list[dict[str, int]] = ranks.gather(lengths_here)
-        for split in lengths_here if ranks.sharded else ("train",):
-            lengths = [of_rank.get(split, 0) for of_rank in of_ranks]
-            if len(set(lengths)) > 1:
+        for key in dict.fromkeys(key for of_rank in of_ranks for key in of_rank):
+            split = key.partition("/")[0]
+            lengths = [of_rank.get(key, 0) for of_rank in of_ranks]
+            if split in splits and (split == "train" or ranks.sharded) and len(set(lengths)) > 1:
                 raise UserError(
                     f"the ranks have different numbers of batches in an epoch: {', '.join(map(str, lengths))}; those "
                     "with more would wait for the others forever",
-                    key=f"data.{split.replace('/', '.')}",
+                    key=f"data.{key.replace('/', '.')}",
                     remedy="Give each rank the same number of batches, as hydraloop's loader does.",
                 )
         return [of_rank["train"] for of_rank in of_ranks]
@@ -111,28 +116,29 @@ class Batches:
         """
         progress = self._progress
         accumulate = self._settings.accumulate
-        indices = range(progress.batch_in_epoch, progress.epoch_length)[: progress.max_iters - progress.iteration]
+        remaining_iters = progress.max_iters - progress.iteration
+        stop = min(progress.epoch_length, progress.batch_in_epoch + remaining_iters)
+        indices = range(progress.batch_in_epoch, stop)
         return (indices[start : start + accumulate] for start in range(0, len(indices), accumulate))
 
     def end_epoch(self) -> None:
-        """Drop the rest of the epoch. If there is none, read the loader to its end, so that its workers end.
+        """After the last batch, ask the loader once more: a correct one ends, and so do its workers. Drop the iterator.
 
         Raises:
             UserError: the loader yields more batches than its length, from which windows are planned.
         """
         progress = self._progress
-        if progress.batch_in_epoch == progress.epoch_length:
-            for index, _ in self._rest or self._rest_of_epoch():
-                if index >= progress.epoch_length:
-                    raise self._wrong_length("more")
+        is_last = progress.batch_in_epoch == progress.epoch_length
+        if is_last and any(True for _ in self._rest or self._rest_of_epoch()):
+            raise self._wrong_length("more")
         self.end()
 
     def end(self) -> None:
         """Drop the rest of the epoch. Also after an error: the traceback would keep the iterator and its workers."""
         self._rest = None
 
-    def fetch(self, batch_idx: int) -> Any:
-        """Return the next batch of a window, on the device, and measure how long training waits for it.
+    def next_batch(self) -> Any:
+        """Return the next batch of the epoch, on the device, and measure how long training waits for it.
 
         Raises:
             UserError: the loader yields fewer batches than its length.
@@ -140,26 +146,26 @@ class Batches:
         self.asked_at = perf_counter()
         if self._rest is None:
             self._rest = self._rest_of_epoch()  # may start workers, which counts as waiting
-        item = next(self._rest, None)
-        if item is None:
-            raise self._wrong_length(str(batch_idx))
+        try:
+            batch = next(self._rest)
+        except StopIteration:
+            raise self._wrong_length(str(self._progress.batch_in_epoch)) from None
         self.waited = perf_counter() - self.asked_at
-        return item[1]
+        return batch
 
-    def _rest_of_epoch(self) -> Iterator[tuple[int, Any]]:
-        """Return the batches from the position of the run on, on the device, with their indices in the epoch."""
+    def _rest_of_epoch(self) -> Iterator[Any]:
+        """Return the batches from the position of the run on, on the device."""
         loader = self.train_loader
         assert loader is not None  # check_trainable
         progress = self._progress
         first = progress.batch_in_epoch
         # Without a limit, the loader is read to its end, which shows whether its length is right.
         count = progress.epoch_length - first if progress.epoch_length < len(loader) else None
-        batches = loader.begin(first, progress.iteration)
-        return enumerate(self.on_device(self.loaders.train, batches, count), start=first)
+        return self.on_device(self.loaders.train, loader.begin(first, progress.iteration), count)
 
     def _wrong_length(self, got: str) -> UserError:
         return UserError(
-            f"the loader has a length of {self._progress.epoch_length} batches and yielded {got}",
+            f"the loader has a length of {len(self.train_loader or ())} batches and yielded {got}",
             key="data.train",
             remedy="Let __len__ of the data set (or loader) return the number that it yields.",
         )

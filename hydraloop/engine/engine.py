@@ -12,10 +12,10 @@ A run; `*` marks mount points, at which hooks are called::
                 *before_train_iter
                 forward, backward
                 *after_backward
-                after the last batch of the window: *before_optimizer_step (a hook may call engine.skip_step), then
-                the optimizer step
+                after the last batch of the window: *before_optimizer_step, then the optimizer step
+                (unless a hook has called engine.skip_step)
                 *after_train_iter
-            requested checkpoints, validation, a requested stop (not after the last window of an epoch)
+            requested checkpoints, validation (val_by_epoch=false), a requested stop; not after the last window
         *after_train_epoch
         requested checkpoints, validation, a requested stop
     *after_train
@@ -101,8 +101,9 @@ class Engine:
             optimizer: over the task's parameters; None if nothing is trained.
             schedules: by name; stepped by the `param_scheduler` hook, saved by the engine.
             hooks: by name, in the order of registration. Schedules need the hook `param_scheduler`. A train loader with
-                `set_epoch` needs `sampler_seed`; give `"sampler_seed": None` to train without it.
-            slots: when each hook is called at a mount point. Default: by the priority of its class, as a custom hook.
+                `set_epoch` needs the hook `sampler_seed`; give `"sampler_seed": None` to train without it.
+            slots: when each hook is called at a mount point. Default: by the priority of its class, after default hooks
+                of the same priority.
             on_error: what happens if a hook raises an error, by the name of the hook. Default: `on_error` of its class.
             lock: of `run_dir`; `train` acquires and releases it. None: the caller has acquired it, or needs none.
             settings: the options. Default: `Settings()`.
@@ -122,12 +123,13 @@ class Engine:
         settings = settings or Settings()
         distributed = distributed or Distributed()
         device = distributed.device(settings.device)
-        if not distributed.sharded:  # a sharded model is on its device already, or waits in host memory
+        if not distributed.sharded:  # a sharded model is on its device already, or offloaded to host memory
             task = task.to(device)
 
         self.progress = Progress()
         self.messages = Messages()
         self.calls = CallTable(self, attached_hooks, slots, on_error, rank=distributed.rank)
+        # The objects that all other parts use.
         self.run = run = Run(
             task=task,
             optimizer_or_none=optimizer,
@@ -150,7 +152,9 @@ class Engine:
         self.records = Records(run)
         self.requests = Requests(run, lambda: self.checkpoints)  # `checkpoints` is made later: it uses the requests
         self.evaluator = Evaluator(run, self.batches, self.requests, self.records, self.validations)
-        self.checkpoints = Checkpoints(run, self.batches, self.validations, self.loss_check, self.requests.save_failed)
+        self.checkpoints = Checkpoints(
+            run, self.batches, self.validations, self.loss_check, failed=self.requests.report_failed_save
+        )
         self.stepper: Stepper = make_stepper(run, self.batches, self.loss_check)
         self.outcome = Outcome(run, self.batches, self.requests, self.evaluator, self.checkpoints)
         self._lock = lock
@@ -183,14 +187,14 @@ class Engine:
 
             with self.outcome.always_calling("after_train"):  # at the end, also after an error
                 self.calls.before_train()
-                self.checkpoints.restore_generators()  # last, so that start-up code does not change their states
-                self.requests.save_or_stop_if_requested()
+                self.checkpoints.restore_generators()  # after all start-up code, which may draw numbers
+                self.requests.agree_then_save_or_stop()
                 self._train_epochs()
                 self.checkpoints.wait_for_save()
                 self.loss_check.check()
 
             # Write the last checkpoint, which hooks request in after_train.
-            self.requests.save_or_stop_if_requested()
+            self.requests.agree_then_save_or_stop()
             self.checkpoints.wait_for_save()
             self.checkpoints.check_weights()  # after after_train, in which hooks find where a loss became NaN
 
@@ -203,23 +207,28 @@ class Engine:
     def _train_epochs(self) -> None:
         """Train from the current position, 0 or that of the checkpoint, until `max_iters` or a requested stop."""
         progress = self.progress
-        self.evaluator.validate_if_scheduled()  # a preempted run may have missed a validation
+        self.evaluator.validate_if_scheduled()  # a run that was preempted did not validate; its resumed run does
         while not progress.is_complete and not self.requests.stopping:
             progress.begin_epoch()
             self.calls.before_train_epoch()
-            self._train_epoch()
-            if progress.batch_in_epoch == 0:  # the epoch is complete; after a stop in an epoch, it is not
+            is_complete = self._train_epoch()
+            if is_complete:
                 self.calls.after_train_epoch()
-                self.requests.save_or_stop_if_requested()
+                self.requests.agree_then_save_or_stop()
             self.evaluator.validate_if_scheduled()
 
-    def _train_epoch(self) -> None:
-        """Train from the current batch of an epoch to its end, until `max_iters` or a requested stop."""
+    def _train_epoch(self) -> bool:
+        """Train from the current batch of an epoch to its end, until `max_iters` or a requested stop.
+
+        Returns:
+            Whether the epoch is complete.
+        """
         progress = self.progress
         for window in self.batches.windows():
-            # One optimizer step. A window is the indices of its batches in the epoch: `engine.accumulate` of them.
+            # One optimizer step. A window is the indices of its batches in the epoch: as many as the option
+            # engine.accumulate, or fewer at the end.
             for batch_idx in window:
-                batch = self.batches.fetch(batch_idx)  # on the device
+                batch = self.batches.next_batch()  # on the device
                 self.calls.before_train_iter(batch_idx, batch)
                 outputs = self.stepper.train_batch(window, batch_idx, batch)  # steps after the last batch of the window
                 progress.complete_iteration(batch_idx, self.stepper.global_samples, stepped=self.stepper.stepped)
@@ -228,16 +237,15 @@ class Engine:
             # Between two windows, no gradients wait for a step: write requested checkpoints, validate, stop. After the
             # last window of the epoch, `_train_epochs` does this, because after_train_epoch comes first.
             if progress.batch_in_epoch < progress.epoch_length:
-                self.requests.save_or_stop_if_agreed()
+                self.requests.save_or_stop_if_agreed()  # here, no rank waits for the requests of the others
                 if not self.settings.val_by_epoch:
-                    self.evaluator.validate_if_scheduled()
+                    self.evaluator.validate_if_scheduled()  # not in a preempted run
                 if self.requests.stopping:
                     break
 
-        # Drop the iterator of the loader, whose workers would wait. Count the epoch, unless it was stopped.
-        self.batches.end_epoch()
-        self.requests.check_time_limit()
-        progress.complete_epoch_if_done()
+        self.batches.end_epoch()  # drops the iterator of the loader, whose workers would wait
+        self.requests.check_time_limit()  # of max_time; `save_or_stop_if_agreed` does it after the other windows
+        return progress.complete_epoch_if_done()
 
     def validate(self) -> dict[str, float]:
         """Validate once, without training, from before_run to after_run. Return the metrics.
@@ -265,7 +273,7 @@ class Engine:
         """Evaluate in the body, between before_run and after_run, without training."""
         check_evaluable(getattr(self.loaders, split), f"data.{split}")
         with self.outcome.lifecycle(trains=False):
-            self.batches.check_lengths(self.distributed)
+            self.batches.check_lengths(self.distributed, split)
             self.checkpoints.load()  # of `resume`, once
             yield
 

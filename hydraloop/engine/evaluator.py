@@ -96,7 +96,7 @@ class Evaluator:
             self.validate(in_training=True)
         if self._reached_pause() and not self._requests.stopping and not self._run.progress.is_complete:
             self._requests.preempt(self._run.settings.pause, agreed=True)
-            self._requests.save_or_stop_if_requested()
+            self._requests.agree_then_save_or_stop()
 
     def _is_scheduled(self) -> bool:
         """Return whether to validate now: by the interval or at the end of training, once for each iteration.
@@ -144,7 +144,7 @@ class Evaluator:
             self.validations.add(metrics, in_training=in_training)
             calls.after_val_epoch(metrics)
             calls.after_val()
-        self._requests.save_or_stop_if_requested()
+        self._requests.agree_then_save_or_stop()
         return self.validations.metrics
 
     def test(self, checkpoint: Path | None) -> dict[str, float]:
@@ -168,7 +168,7 @@ class Evaluator:
             calls.after_test_epoch(metrics)
             calls.after_test()
             is_complete = True
-        self._requests.save_or_stop_if_requested()
+        self._requests.agree_then_save_or_stop()
         if is_complete:  # a resumed run would have nothing to do
             self._requests.forget_preemption()
         return self.test_metrics

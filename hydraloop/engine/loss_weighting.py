@@ -23,6 +23,7 @@ from torch import Tensor, optim
 from hydraloop.engine.batch_transfer import copies_without_blocking
 from hydraloop.engine.distributed.comm import Distributed, Pending
 from hydraloop.engine.distributed.fsdp import local
+from hydraloop.engine.loaders import has_exact_sizes, share_of
 from hydraloop.errors import UserError
 
 SamplesAt = Callable[[int], tuple[int, int]]
@@ -80,6 +81,16 @@ class LossWeighting:
         self._unit = 0.0  # of several ranks, a guess of the terms of a rank in an iteration, a power of two
         self._terms: Any = None  # of this rank in the window, if D is a guess
         self._summed = Pending()  # the sum of the terms over the ranks
+
+    def begin_training(self, loader: object, *, may_differ: bool) -> None:
+        """Begin to train, on every rank.
+
+        Args:
+            loader: of training.
+            may_differ: whether a batch may have other samples than the sampler has drawn.
+        """
+        self.samples_at = share_of(loader)
+        self.sizes_are_exact = all(self._ranks.gather(has_exact_sizes(loader) and not may_differ))
 
     def begin_window(self, indices: Sequence[int]) -> None:
         """Begin a window, before its first forward.

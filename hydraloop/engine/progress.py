@@ -113,10 +113,13 @@ class Progress:
         self.samples += samples
         self.batch_in_epoch = batch_idx + 1
 
-    def complete_epoch_if_done(self) -> None:
-        """Count the epoch, if all its batches are done."""
-        if self.batch_in_epoch == self.epoch_length:
-            self.epoch, self.batch_in_epoch = self.epoch + 1, 0
+    def complete_epoch_if_done(self) -> bool:
+        """Count the epoch and return True, if all its batches are done."""
+        is_done = self.batch_in_epoch == self.epoch_length
+        if is_done:
+            self.epoch += 1
+            self.batch_in_epoch = 0
+        return is_done
 
     def complete_validation(self) -> None:
         """Note that a validation is done at this iteration."""

@@ -4,7 +4,7 @@ A single process acts after the hooks of the current mount point. With several r
 signal, a clock), so the ranks agree first:
 
 * At the end of an epoch or a validation, all ranks wait for each other anyway. There, they exchange all requests
-  (`save_or_stop_if_requested`).
+  (`agree_then_save_or_stop`).
 * Inside an epoch, they exchange one flag in the background (`save_or_stop_if_agreed`). If any rank has set it, the
   ranks exchange all requests. In an evaluation, they do the same every few batches, and act after it.
 
@@ -152,7 +152,7 @@ class Requests:
             self._checkpoints_requested[tag] = request
             self._has_new_checkpoints = True
 
-    def save_failed(self) -> None:
+    def report_failed_save(self) -> None:
         """Ask all ranks to raise the error of the save in the background.
 
         Called in the thread of the save, on one rank or on several. The ranks act at the points that `stop` names.
@@ -194,14 +194,14 @@ class Requests:
 
     # Acting; on every rank at the same points. -----------------------------------------------------------------------
 
-    def save_or_stop_if_requested(self) -> None:
+    def agree_then_save_or_stop(self) -> None:
         """Agree with all ranks on all requests now, write the checkpoints, and set `stop_reason`. Ranks wait."""
         self.agree()
         if self._must_act:
             self._save_or_stop()
 
     def save_or_stop_if_agreed(self) -> None:
-        """Do only what all ranks have agreed on, so that no rank waits. At each interval, exchange the flag."""
+        """Do only what all ranks have agreed on already, so that no rank waits. At each interval, exchange the flag."""
         self.check_time_limit()
         if not self._is_single:
             self._exchange_flag(self._run.progress.iteration)
@@ -214,7 +214,7 @@ class Requests:
             self._exchange_flag(batch_idx)
 
     def agree(self) -> None:
-        """Agree with all ranks on all requests, and set `preempted_by`; `save_or_stop_if_requested` follows."""
+        """Agree with all ranks on all requests, and set `preempted_by`; `agree_then_save_or_stop` follows."""
         if not self._is_single:
             self._flag.receive()
             self._exchange_requests()

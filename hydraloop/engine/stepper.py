@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, optim
 
 from hydraloop.engine.batches import Batches, Window
-from hydraloop.engine.loaders import has_exact_sizes, share_of
 from hydraloop.engine.loss_check import LossCheck
 from hydraloop.engine.loss_weighting import LossWeighting, empty_batch_error, loss_to_minimise, mean_and_weight, mean_of
 from hydraloop.engine.run_parts import Run
@@ -21,8 +20,8 @@ Outputs = dict[str, Any]
 class Stepper:
     """Trains a task on its batches: forward and backward for each batch, an optimizer step for each window.
 
-    A window is the `accumulate` batches of one optimizer step. A hook calls `skip_step` in before_optimizer_step to
-    skip a step, for example if the norm of the gradients is NaN.
+    A window is the `accumulate` batches of one optimizer step. A hook calls `skip_step` to skip a step, for example if
+    the norm of the gradients is NaN.
 
     Args:
         run: the parts of the run.
@@ -52,25 +51,28 @@ class Stepper:
         self._weighting: LossWeighting | None = None
         if self.accumulate > 1 or self._ranks.world_size > 1:
             self._weighting = LossWeighting(self.accumulate, self._ranks, run.device)
+        # `before_iter` is before_train_iter and its counterparts in evaluation, in one method.
         self._hooks_may_change_batches = any(
             hook.overrides("before_train_iter") or hook.overrides("before_iter") for hook in run.hooks.values()
         )
 
-        # The optimizer of the run, or all of them as one. None if the engine only evaluates.
+        # The optimizer of the run, or all of them as one. None if the engine only evaluates, which does not use it.
         self._all_optimizers = cast("optim.Optimizer", run.optimizer_or_none)
         self.optimizer = self._all_optimizers
-        """The optimizer whose gradients are computed. In a step of the task: its optimizer. Otherwise: all, as one."""
+        """The optimizer whose gradients are computed: all, as one; in a step of the task its optimizer (`TaskStepper`
+        sets it)."""
         self.uses_closure = run.optimizer_or_none is not None and needs_closure(run)
         """Whether the optimizer repeats the forward and backward pass in its step (LBFGS, SAM)."""
         self.task_step = ""
-        """The name of the current step of the task, such as `generator`; empty if the task has no steps, or between
-        iterations."""
+        """The name of the current step of the task, such as `generator` (`TaskStepper` sets it); empty if the task has
+        no steps, or between iterations."""
         self.stepped = False
         """Whether an optimizer stepped in the iteration just completed."""
         self.window_closed = True
-        """True between two windows, when no gradients wait for an optimizer step."""
+        """True between two windows, when no gradients wait for an optimizer step. False from the first forward of a
+        window until its step is done."""
         self._skip_requested = False
-        self._is_first_batch = True
+        self._is_first_window = True
 
         self.local_samples = 0
         """Samples of this rank in the current batch; 0 for a filler.
@@ -80,21 +82,15 @@ class Stepper:
         self.global_samples = 0
         """Samples of all ranks in the current batch, without fillers."""
         self.loss_weights: dict[str, float | Tensor] = {}
-        """The weight of this rank's loss in a mean over iterations and ranks, by name in the outputs (`loss`,
-        `<step>/loss`).
-
-        It is `local_samples`. If the task returned a sum of losses with their number, it is this number. It is 0 for a
-        filler."""
+        """For averaging logged losses over iterations and ranks: the number of terms in each loss of this rank, by its
+        name in the outputs (`loss`, `<step>/loss`). The number that the task returned, otherwise `local_samples`; 0 for
+        a filler."""
 
     def start(self) -> None:
         """Begin to train, on every rank: drop the gradients and the open window of an aborted `train`."""
         if self._weighting is not None:
-            loader = self._batches.loaders.train
-            counts_samples_itself = getattr(self._task, "counts_its_own_samples", True)
-            may_differ = self._hooks_may_change_batches or counts_samples_itself
-            sizes_known_ahead = has_exact_sizes(loader) and not may_differ
-            self._weighting.samples_at = share_of(loader)
-            self._weighting.sizes_are_exact = all(self._ranks.gather(sizes_known_ahead))
+            may_differ = self._hooks_may_change_batches or getattr(self._task, "counts_its_own_samples", True)
+            self._weighting.begin_training(self._batches.loaders.train, may_differ=may_differ)
         if self._all_optimizers is not None:
             self._all_optimizers.zero_grad()
         self.optimizer = self._all_optimizers
@@ -110,8 +106,11 @@ class Stepper:
             What the task returned, with `loss` detached.
         """
         ends_window = batch_idx == window[-1]
-        if self._weighting is not None and batch_idx == window[0]:
-            self._weighting.begin_window(window)
+        if batch_idx == window[0]:
+            self._skip_requested = False
+            if self._weighting is not None:
+                self._weighting.begin_window(window)
+        self.window_closed = False
 
         # Forward and backward. The gradients are added to those of the earlier batches of the window.
         outputs = self._forward_backward(batch_idx, batch, ends_window=ends_window)
@@ -124,9 +123,11 @@ class Stepper:
         self.stepped = ends_window and self._optimizer_step(batch_idx, batch, outputs)
         self.window_closed = ends_window
 
-        if self._is_first_batch:  # it may be slow (compilation); from now on, a rank that hangs is noticed sooner
-            self._is_first_batch = False
-            self._ranks.first_step_done()
+        # The first window may be slow (compilation), and ranks wait for each other at its end. From now on, a rank that
+        # hangs is noticed sooner.
+        if self._is_first_window and ends_window:
+            self._is_first_window = False
+            self._ranks.lower_timeout()
         return outputs
 
     def _optimizer_step(self, batch_idx: int, batch: Any, outputs: Outputs) -> bool:
@@ -138,7 +139,6 @@ class Stepper:
             self._weighting.rescale_gradients(self.optimizer)
 
         # Hooks clip or inspect the gradients here, and may call `skip_step`.
-        self._skip_requested = False
         self._calls.before_optimizer_step(batch_idx, batch, outputs)
 
         if self._skip_requested:
@@ -150,7 +150,7 @@ class Stepper:
         else:
             stepped = self._precision.step(self.optimizer)  # fp16 skips the step if a gradient has overflowed
 
-        # Not Optimizer.zero_grad, which also calls the profiler: 4 % of an iteration of a small model.
+        # Drop the gradients. Optimizer.zero_grad also calls the profiler: 4 % of an iteration of a small model.
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None
@@ -158,13 +158,15 @@ class Stepper:
         return stepped
 
     def skip_step(self) -> None:
-        """Skip the optimizer step of this window; called in before_optimizer_step, on every rank.
+        """Skip the optimizer step of this window; called in after_backward or before_optimizer_step, on every rank.
 
         Schedules and averages of weights do not advance, and `loss_check` ignores the losses of the window.
 
         Raises:
-            RuntimeError: the optimizer computes the loss several times in a step (LBFGS, SAM).
+            RuntimeError: no window is open, or the optimizer computes the loss several times in a step (LBFGS, SAM).
         """
+        if self.window_closed:
+            raise RuntimeError("call skip_step in after_backward or before_optimizer_step")
         if self.uses_closure:
             raise RuntimeError(
                 f"{type(self.optimizer).__name__} computes the loss several times in a step, and calls "
@@ -185,14 +187,16 @@ class Stepper:
             self._ranks.sync_gradients(ends_window)
 
         outputs: Outputs = self._forward(batch, step=self.task_step) if self.task_step else self._forward(batch)
-        loss = loss_to_minimise(self._task, outputs, self.task_step)  # the mean over the samples, or (sum, count)
-        mean, weight = mean_and_weight(loss, self.local_samples)
+        # The mean over the samples, or a pair: the sum over the terms of the loss (such as tokens), and their number.
+        mean_or_pair = loss_to_minimise(self._task, outputs, self.task_step)
+        mean, weight = mean_and_weight(mean_or_pair, self.local_samples)
         self.loss_weights[f"{self.task_step}/loss" if self.task_step else "loss"] = weight
 
         if self._weighting is None:
             self._precision.backward(mean)
         else:
-            weighted = self._weighting.weigh(loss, self.task_step)
+            # weighted = sum of the batch's losses * ranks / number of terms of the window on all ranks
+            weighted = self._weighting.weigh(mean_or_pair, self.task_step)
             if ends_window:  # all terms are counted now; their sum over the ranks overlaps with the last backward
                 self._weighting.start_summing_terms()
             self._precision.backward(weighted)
@@ -222,13 +226,13 @@ class Stepper:
         weight = self.loss_weights["loss"]
         # LBFGS calls the closure first at the current weights, for which the loss and the gradients have just been
         # computed. SAM moves the weights before it calls the closure.
-        is_computed = isinstance(optimizer, optim.LBFGS)
+        reuse_first = isinstance(optimizer, optim.LBFGS)
 
         @torch.enable_grad()  # optimizers run `step` under torch.no_grad
         def closure() -> Any:  # a tensor; torch's annotation of `step` says float
-            nonlocal is_computed
-            if is_computed:
-                is_computed = False
+            nonlocal reuse_first
+            if reuse_first:
+                reuse_first = False
                 return self._mean_over_ranks(outputs["loss"])
             optimizer.zero_grad()
             if self._weighting is not None:

@@ -44,11 +44,23 @@ class Total(Task):
 
 def test_hooks_know_whether_the_optimizer_stepped(tmp_path: Path) -> None:
     seen: list[tuple[bool, bool]] = []
-    look = at(
-        "after_train_iter", lambda engine: seen.append((engine.stepper.stepped, engine.stepper.window_closed)), nth=0
-    )
-    make_engine(tmp_path, {"look": look}, train=batches(5), accumulate=2).train()
+    open_gradients: list[bool] = []
+    waits_less_at: list[int] = []
+    hooks = {
+        "look": at(
+            "after_train_iter",
+            lambda engine: seen.append((engine.stepper.stepped, engine.stepper.window_closed)),
+            nth=0,
+        ),
+        "inside": at("after_backward", lambda engine: open_gradients.append(not engine.stepper.window_closed), nth=0),
+    }
+    ranks = Distributed()
+    ranks.lower_timeout = lambda: waits_less_at.append(engine.progress.iteration)  # type: ignore[method-assign]
+    engine = make_engine(tmp_path, hooks, train=batches(5), accumulate=2, distributed=ranks)
+    engine.train()
     assert seen == [(False, False), (True, True), (False, False), (True, True), (True, True)]
+    assert open_gradients == [True] * 5
+    assert waits_less_at == [1], "once, after the first step: until then, ranks that compile do not wait for each other"
 
 
 def test_the_loss_that_hooks_see_is_the_batches_own(tmp_path: Path) -> None:

@@ -325,12 +325,17 @@ def test_the_engine_skips_what_overflows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [{"name": "fp32"}, {"name": "fp16", "init_scale": 256}], ids=["fp32", "fp16"])
-def test_a_step_that_a_hook_skips_is_counted_and_the_next_one_is_taken(tmp_path: Path, options: Any) -> None:
+@pytest.mark.parametrize("point", ["before_optimizer_step", "after_backward"])
+def test_a_step_that_a_hook_skips_is_counted_and_the_next_one_is_taken(
+    tmp_path: Path, options: Any, point: str
+) -> None:
     precision = make_precision(options, CPU)
-    skipping = at("before_optimizer_step", lambda engine: engine.skip_step(), nth=2)
+    skipping = at(point, lambda engine: engine.skip_step(), nth=2)
     engine = engine_with(precision, tmp_path, {"skipping": skipping}, train=batches(4))
     engine.train()
     assert (engine.progress.iteration, engine.progress.optimizer_step, precision.skipped) == (4, 3, 1)
+    with pytest.raises(RuntimeError, match="call skip_step in after_backward or before_optimizer_step"):
+        engine.skip_step()
 
 
 @pytest.mark.parametrize("loss_scale", [None, 256.0])

@@ -204,10 +204,13 @@ def test_max_iters_cuts_the_last_window_and_a_longer_run_continues(
     _assert_trained_on(longer, _of(found, *before, *after))
 
 
-@pytest.mark.parametrize("yields", [3, 5])
-def test_a_loader_that_ends_too_early_leaves_no_step_of_the_open_window(tmp_path: Path, yields: int) -> None:
+@pytest.mark.parametrize(("yields", "limit"), [(3, None), (5, 6)])
+def test_a_loader_that_ends_too_early_leaves_no_step_of_the_open_window(
+    tmp_path: Path, yields: int, limit: int | None
+) -> None:
     trace, found = Trace(), _epoch()
-    engine = _engine(tmp_path, trace=trace, train=Source(found[:yields], trace, length=7))
+    source = Source(found[:yields], trace, length=7)
+    engine = _engine(tmp_path, trace=trace, train=source, limit_train_batches=limit)
     with pytest.raises(UserError, match=f"the loader has a length of 7 batches and yielded {yields}") as caught:
         engine.train()
     assert caught.value.key == "data.train"

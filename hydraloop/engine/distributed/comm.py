@@ -94,8 +94,8 @@ class Distributed:
     def after_evaluation(self) -> None:
         """Free weights that were gathered for the evaluation."""
 
-    def first_step_done(self) -> None:
-        """Lower the time that ranks wait for each other; called once on every rank, after the first iteration."""
+    def lower_timeout(self) -> None:
+        """Lower the time that ranks wait for each other; called once on every rank, after the first optimizer step."""
 
     # Values; each method is called on every rank. --------------------------------------------------------------------
 

@@ -199,7 +199,7 @@ class ProcessGroup(Distributed):
         if self._model is not None:
             reshard(self._model)
 
-    def first_step_done(self) -> None:
+    def lower_timeout(self) -> None:
         """Set the timeout of the devices' group to `train_timeout`. The hosts' group keeps `timeout`: it waits for
         checkpoints."""
         if self._options.train_timeout is not None and not self._alone:

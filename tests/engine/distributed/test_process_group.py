@@ -144,15 +144,20 @@ def test_evaluation_counts_every_sample_once(world_size: int, strategy: str, sam
 
 
 def unequal(distributed: Distributed, run_dir: str) -> None:
-    """A train loader with one batch more on rank 1."""
+    """A train loader with one batch more on rank 1. Without training, it is not read."""
     task = Regression(nn.Linear(3, 1), nn.MSELoss())
     batch = (torch.zeros(2, 3), torch.zeros(2, 1))
-    make_engine(Path(run_dir), train=[batch] * (2 + distributed.rank), task=task, distributed=distributed).train()
+    train = [batch] * (2 + distributed.rank)
+    engine = make_engine(Path(run_dir), train=train, val=[batch], task=task, distributed=distributed)
+    engine.validate()
+    Path(run_dir, f"validated_{distributed.rank}").touch()
+    engine.train()
 
 
 def test_an_unequal_number_of_batches_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RankError, match="different numbers of batches in an epoch: 2, 3"):
         on_ranks(2, unequal, str(tmp_path))
+    assert len([*tmp_path.glob("validated_*")]) == 2
 
 
 # Checkpoints. --------------------------------------------------------------------------------------------------------
