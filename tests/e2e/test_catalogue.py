@@ -51,7 +51,8 @@ COMMANDS = (
     "engine.max_epochs=4 hooks=[early_stopping] hooks.early_stopping.patience=1 hooks.early_stopping.min_delta=0.9",
     "engine.max_epochs=1 hooks=[tta] hooks.tta.transforms=[identity,shift]",
     "engine.max_epochs=1 hooks=[memory_profiler] hooks.memory_profiler.interval=10",
-    "engine.max_epochs=4 scheduler=yolox scheduler.yolox.num_last_epochs=1",
+    "engine.max_epochs=4 scheduler=yolox scheduler.yolox.num_last_epochs=1 "
+    "default_hooks=[runtime_info,timer,sampler_seed,logger,param_scheduler,last_and_best]",
     "engine.max_epochs=2 data=digits_augmented hooks=[mode_switch] hooks.mode_switch.num_last_epochs=1",
     "engine.max_epochs=1 hooks=[visualization,tensorboard,wandb,mlflow] hooks.tensorboard.histograms=10 "
     "hooks.tensorboard.interval=20",
