@@ -69,7 +69,7 @@ class Requests:
         self._must_act = False
         self._stop_agreed = False
         self._checkpoints_agreed: dict[str, CheckpointRequest] = {}
-        self._error_agreed = False  # whether a save has failed, whose error all ranks raise
+        self._error_agreed = False  # whether a save has failed, which all ranks end
 
         self.stop_reason: str | None = None
         """Why training stops early; None if it does not, or ranks have not agreed."""
@@ -153,7 +153,7 @@ class Requests:
             self._has_new_checkpoints = True
 
     def report_failed_save(self) -> None:
-        """Ask all ranks to raise the error of the save in the background.
+        """Ask all ranks to end the save in the background, and to raise its error unless it is an `OSError`.
 
         Called in the thread of the save, on one rank or on several. The ranks act at the points that `stop` names.
         """
@@ -277,6 +277,7 @@ class Requests:
         if self._error_agreed:
             self._error_agreed = False
             checkpoints.wait_for_save()
+            self._save_failed = False
         requested = self._checkpoints_agreed
         self._checkpoints_agreed = {}
         for tag, (write, owner) in requested.items():

@@ -16,7 +16,7 @@ from hydraloop.engine.checkpoint.data_position import DataPosition
 from hydraloop.engine.checkpoint.format import FORMAT, Checkpoint, check_resumable
 from hydraloop.engine.checkpoint.format import load as load_file
 from hydraloop.engine.checkpoint.initial_weights import load_from
-from hydraloop.engine.checkpoint.saver import Saver, broken_weights, stand_alone, write_file
+from hydraloop.engine.checkpoint.saver import Saver, broken_weights, part_of_this_rank, write_file
 from hydraloop.engine.checkpoint.weights import load_for_evaluation, load_named, load_own_state, load_weights, own_state
 from hydraloop.engine.distributed.fsdp import local
 from hydraloop.engine.hook import Hook
@@ -39,7 +39,7 @@ class Checkpoints:
         batches: of the train loader.
         validations: the metrics and the best validation are saved.
         loss_check: refuses to save a run whose loss or weights are not finite.
-        failed: called in the thread of a save that has failed; `wait_for_save` then raises the error.
+        failed: called in the thread of a save that has failed; requests that all ranks call `wait_for_save`.
     """
 
     def __init__(
@@ -80,10 +80,10 @@ class Checkpoints:
         links: Sequence[Path] = (),
         optimizer: bool = True,
         schedulers: bool = True,
-        last: bool = False,
+        resume_from_it: bool = False,
         asynchronous: bool = False,
         delete: Sequence[Path] = (),
-        done: Callable[[bool], object] | None = None,
+        at_end: Callable[[bool], object] | None = None,
     ) -> bool:
         """Write the state of the run to a file, atomically; called on every rank.
 
@@ -94,11 +94,11 @@ class Checkpoints:
             links: other names of the file: hard links to it, or copies where the file system has no links.
             optimizer: whether to save the optimizer's state.
             schedulers: whether to save the states of the schedules.
-            last: whether `resume=auto` and restarts continue from this file (the file `last_checkpoint` names it).
+            resume_from_it: whether `resume=auto` and restarts continue from this file: `last_checkpoint` names it.
             asynchronous: write a copy in a thread while training continues; an error is raised in the next iteration.
             delete: files that rank 0 deletes once the file is written.
-            done: called on every rank, once, with whether the file was written: when the next save begins, or at the
-                end of training. Not called if an error is raised before the writing.
+            at_end: called on every rank, once, with whether the file was written. Called late: when the next save
+                begins, or at the end of training. Not called if an error is raised before the writing.
 
         Returns:
             Whether it was written. False: the disk is full or the folder is read-only, and a warning was logged. True
@@ -119,23 +119,23 @@ class Checkpoints:
 
         def write(saved: Checkpoint) -> bool:  # maybe in a thread, while training continues
             self.loss_check.check_weights(broken_weights(saved, buffers, averaging_hook, ranks), iteration)
-            return write_file(path, saved, ranks, links=links, last=last, delete=delete)
+            return write_file(path, saved, ranks, links=links, resume_from_it=resume_from_it, delete=delete)
 
-        def at_end(written: bool) -> None:  # on every rank
+        def end(written: bool) -> None:  # on every rank
             if written:
                 self.last_checkpoint = path
                 self.saved_iteration = iteration
                 self.unwritten = None
-            elif last and iteration > self.saved_iteration:
+            elif resume_from_it and iteration > self.saved_iteration:
                 self.unwritten = path
-            if done is not None:
-                done(written)
+            if at_end is not None:
+                at_end(written)
 
-        return self._saver.start(stand_alone(checkpoint, ranks), write, at_end, asynchronous=asynchronous)
+        return self._saver.start(part_of_this_rank(checkpoint, ranks), write, end, asynchronous=asynchronous)
 
     def save_tagged(self, tag: str) -> bool:
         """Write `<run_dir>/checkpoints/<tag>.pth`, from which `resume=auto` continues. Return as `save` does."""
-        return self.save(self._run.run_dir / "checkpoints" / f"{tag}.pth", last=True)
+        return self.save(self._run.run_dir / "checkpoints" / f"{tag}.pth", resume_from_it=True)
 
     def check_weights(self) -> None:
         """Check the weights at the end of training; called on every rank.
@@ -168,7 +168,7 @@ class Checkpoints:
     def _state(self, *, optimizer: bool, schedulers: bool) -> Checkpoint:
         """Return the state of the run as a checkpoint (see `format.py`); its tensors are the run's, not copies.
 
-        Called on every rank. Sharded tensors are DTensors; `stand_alone` separates them.
+        Called on every rank. Sharded tensors are DTensors; `part_of_this_rank` separates them.
         """
         run = self._run
         progress = run.progress

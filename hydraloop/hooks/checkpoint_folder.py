@@ -28,13 +28,16 @@ class CheckpointFolder:
 
     path: Path
 
-    def open(self, run_dir: Path, resumed: Path | None, *, key: str) -> None:
+    def open(self, run_dir: Path, resumed: Path | None, *, key: str) -> bool:
         """Create the folder, try to write to it, and record it in the run directory.
 
         Args:
             run_dir: of the run.
             resumed: the folder of the checkpoint that the run is resumed from; None: a new run.
             key: the option that names the folder, for errors.
+
+        Returns:
+            Whether `resumed` is a folder of another run, as far as the records of this run tell.
 
         Raises:
             UserError: it cannot be written to, is a folder of Python packages, or contains checkpoints of another run.
@@ -57,14 +60,16 @@ class CheckpointFolder:
                 remedy="Use a folder that you may write to.",
             ) from error
 
-        own = run_directory.checkpoint_folders(run_dir) + ([] if resumed is None else [resumed])
-        if self.path.resolve() not in map(Path.resolve, own) and any(self.path.glob(f"*{SUFFIX}")):
+        own = [folder.resolve() for folder in run_directory.checkpoint_folders(run_dir)]
+        resumed = None if resumed is None else resumed.resolve()
+        if self.path.resolve() not in (*own, resumed) and any(self.path.glob(f"*{SUFFIX}")):
             raise UserError(
                 f"{self.path} has checkpoints of another run, which would be overwritten",
                 key=key,
                 remedy="Use a separate folder for each run.",
             )
         run_directory.record_checkpoint_folder(run_dir, self.path)
+        return resumed is not None and resumed not in own
 
     def remove_unfinished(self) -> None:
         """Remove checkpoints, shards and published files that a killed process left unfinished.
@@ -121,6 +126,8 @@ class KeptFiles:
     beyond `max_keep_ckpts`."""
     last_saved: int = 0
     """The iteration of the newest regular file."""
+    foreign: tuple[Path, ...] = ()
+    """Files of other runs from which this run was resumed, with symlinks resolved. They are never deleted."""
 
     def with_regular(self, path: Path, iteration: int, max_keep: int | None) -> KeptFiles:
         """Add a regular file; the oldest ones beyond `max_keep` become obsolete."""
@@ -139,9 +146,9 @@ class KeptFiles:
         return replace(self, best={**self.best, **new}, obsolete=(*self.obsolete, *replaced))
 
     def to_delete(self) -> list[Path]:
-        """Return the obsolete files, without those that are in use: two metrics can share a best file."""
+        """Return the obsolete files that are neither foreign nor in use: two metrics can share a best file."""
         in_use = {*self.regular, *(best.path for best in self.best.values())}
-        return [path for path in self.obsolete if path not in in_use]
+        return [path for path in self.obsolete if path not in in_use and path.resolve() not in self.foreign]
 
     def state(self, folder: CheckpointFolder) -> dict[str, Any]:
         """Return plain values, with paths as the folder names them."""
@@ -153,11 +160,15 @@ class KeptFiles:
             "regular": [folder.relative(path) for path in self.regular],
             "obsolete": [folder.relative(path) for path in self.obsolete],
             "last_saved": self.last_saved,
+            "foreign": [folder.relative(path) for path in self.foreign],
         }
 
     @classmethod
     def of(cls, state: Mapping[str, Any], folder: Path, metrics: Collection[str]) -> KeptFiles:
-        """Return the files of a `state`, with the best files of these metrics, even if the files do not exist."""
+        """Return the files of a `state`, with the best files of these metrics.
+
+        A file may be missing, as in a copy of a run: the best value counts all the same.
+        """
         return cls(
             best={
                 metric: BestFile(entry["value"], entry["iteration"], folder / entry["checkpoint"])
@@ -167,4 +178,5 @@ class KeptFiles:
             regular=tuple(folder / name for name in state["regular"]),
             obsolete=tuple(folder / name for name in state["obsolete"]),
             last_saved=state["last_saved"],
+            foreign=tuple((folder / name).resolve() for name in state.get("foreign", ())),
         )

@@ -138,8 +138,8 @@ class MonitoredMetrics:
             metrics = [engine.validations.objective[0]] if is_validated(engine) else []
         higher: dict[str, bool] = {}
         for metric, rule in zip(metrics, cycle(self._rules), strict=False):
-            check_metric(metric, engine, key=f"{key}.save_best")
             try:
+                check_metric(metric, engine, key=f"{key}.save_best")
                 higher[metric] = higher_is_better(
                     metric,
                     engine,

@@ -42,9 +42,9 @@ class CheckpointHookConf(HookConf):
     by_epoch: bool = True
     """Whether `interval` and `save_begin` count epochs, as in MMEngine, or iterations."""
     min_time: Any = None
-    """Least time between the last save and a regular one: `6h`, `0:30:00`, or seconds. One that comes earlier, or while
-    the last save is still written, is left out. The best and the end of training are always saved. Null: none is left
-    out, as in MMEngine."""
+    """Least time between two regular checkpoints: `6h`, `0:30:00`, or seconds. One that comes earlier, or while a save
+    is running, is left out. The best and the end of training are always saved. After a failed save, the next one is not
+    left out. Null: none is left out, as in MMEngine."""
     max_keep_ckpts: Optional[int] = None
     """Number of regular checkpoints to keep, the newest, at least 1; the best ones are not counted. Null: all, so that
     nothing is deleted unless you ask for it."""

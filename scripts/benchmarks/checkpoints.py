@@ -55,7 +55,8 @@ def measure(folder: Path, rounds: int) -> dict[str, list[float]]:
     many = folder / "many"
     many.mkdir()
     for number in range(100):
-        write_file(many / f"epoch_{number}.pth", {"w": torch.randn(75_000)}, Distributed(), last=True, delete=())
+        path = many / f"epoch_{number}.pth"
+        write_file(path, {"w": torch.randn(75_000)}, Distributed(), resume_from_it=True, delete=())
     saver = Saver(Distributed(), lambda: None)
     hook = CheckpointHook(by_epoch=False, interval=1000)
     engine: Any = SimpleNamespace(progress=Progress(iteration=1), max_iters=100_000)
@@ -70,7 +71,7 @@ def measure(folder: Path, rounds: int) -> dict[str, list[float]]:
 
     def write(saved: dict[str, Any]) -> bool:
         check(saved)
-        return write_file(folder / "ours.pth", saved, Distributed(), last=True, delete=())
+        return write_file(folder / "ours.pth", saved, Distributed(), resume_from_it=True, delete=())
 
     def plain_save() -> None:
         with (folder / "torchs.pth").open("wb") as file:

@@ -28,7 +28,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from hydraloop.engine.checkpoint.format import load, write
 from hydraloop.engine.distributed.process_group import connect
-from hydraloop.engine.save_and_restore import stand_alone, write_file
+from hydraloop.engine.save_and_restore import part_of_this_rank, write_file
 from hydraloop.errors import UserError
 from hydraloop.hooks.checkpoint_copies import write_safetensors
 from hydraloop.schemas.engine import DistributedConf
@@ -51,8 +51,8 @@ def put_shard(rank: int, path: Path, port: int, state: dict[str, Tensor]) -> Non
     distributed = connect(DistributedConf(strategy="fsdp2"), "cpu")
     assert distributed.mesh is not None
     sharded = {name: distribute_tensor(value, distributed.mesh, [Shard(0)]) for name, value in state.items()}
-    checkpoint = stand_alone({"state_dict": sharded, "meta": {"epoch": 2}}, distributed)
-    assert write_file(path, checkpoint, distributed, last=False, delete=())
+    checkpoint = part_of_this_rank({"state_dict": sharded, "meta": {"epoch": 2}}, distributed)
+    assert write_file(path, checkpoint, distributed, resume_from_it=False, delete=())
     distributed.close()
 
 

@@ -8,17 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from hydraloop.engine.checkpoint import saver
 from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook
 from hydraloop.errors import UserError
 from hydraloop.files.checkpoint_files import newest_intact
+from hydraloop.files.run_directory import RECORDS
 from hydraloop.hooks import checkpoint
 from hydraloop.hooks.checkpoint import CheckpointHook
 from hydraloop.hooks.ema import EMAHook
+from hydraloop.tasks.task import Task
 from tests.helpers import failing
-from tests.hooks.tiny_runs import Scripted, Stopper, bits, engine_of, load, same
+from tests.hooks.tiny_runs import Scripted, Stopper, bits, engine_of, load, model, same
 
 
 def files(folder: Path) -> set[str]:
@@ -67,8 +70,8 @@ def test_regular_checkpoints_that_come_before_min_time_are_left_out(
     engine = engine_of(tmp_path, {"checkpoint": hook}, metrics=metrics, max_epochs=9)
     monkeypatch.setattr(checkpoint, "perf_counter", lambda: 4.0 * engine.progress.epoch)  # epochs of 4 s
     engine.train()
-    # 12 s after epoch 1: epoch 4. A resumed run would continue from the best, epoch 5: 12 s after it, epoch 8.
-    assert files(tmp_path) == {"epoch_1", "epoch_4", "best_acc_epoch_5", "epoch_8", "epoch_9"}
+    # Every 12 s: a new best validation does not postpone the regular ones.
+    assert files(tmp_path) == {"epoch_1", "epoch_4", "best_acc_epoch_5", "epoch_7", "epoch_9"}
 
 
 def test_one_due_inside_a_window_is_written_at_its_end_with_that_number(tmp_path: Path) -> None:
@@ -312,17 +315,26 @@ def test_what_is_better(tmp_path: Path, name: str, declared: bool | None, option
     assert files(tmp_path) == {f"best_{name}_epoch_{epoch}"}
 
 
-@pytest.mark.parametrize(("options", "names"), [({"val": False}, []), ({"max_epochs": 1}, ["speed"])])
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [({"val": False}, []), ({"max_epochs": 1}, ["speed"]), ({"task": "nameless", "max_epochs": 1}, ["loss"])],
+)
 def test_auto_without_validations_or_a_known_rule_keeps_no_best(
     tmp_path: Path, options: dict[str, Any], names: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """`hydraloop/project` selects it: each project must run."""
+
+    class Nameless(Task):
+        metric_names: Any = ()
+
+    if "task" in options:
+        options = {**options, "task": Nameless(model(), nn.functional.mse_loss)}
     hook = CheckpointHook(save_best="auto", max_keep_ckpts=1)
     with caplog.at_level(logging.INFO):
         run(tmp_path, hook, metrics={"speed": Scripted([1.0])}, **options)
     assert {stem.partition("_")[0] for stem in files(tmp_path)} == {"epoch"}
-    found = [line for line in caplog.messages if line.startswith("no best checkpoint is kept: hooks.checkpoint.rule: ")]
-    assert ["'speed'" in line for line in found] == [True for _ in names]
+    found = [line for line in caplog.messages if line.startswith("no best checkpoint is kept: hooks.checkpoint.")]
+    assert all(f"'{name}'" in line for name, line in zip(names, found, strict=True))
 
 
 @pytest.mark.parametrize(("rule", "epoch"), [("greater", 4), ("less", 3)])
@@ -515,9 +527,12 @@ def test_the_own_folder_of_another_run_is_not_written_to(tmp_path: Path) -> None
             run(tmp_path / "two", CheckpointHook(out_dir=out_dir, max_keep_ckpts=1), max_epochs=2)
     assert files(tmp_path / "one") == {"epoch_1"}
     assert load(folder / "epoch_1.pth")["meta"]["time"] == before
-    hook = CheckpointHook(out_dir=folder)
-    run(tmp_path / "two", hook, max_epochs=2, resume=folder / "epoch_1.pth")  # continues from the file there
-    assert files(tmp_path / "one") == {"epoch_1", "epoch_2"}
+    (tmp_path / "two" / RECORDS).mkdir()
+    # It continues from the file there, which it has not written: neither this process nor a later one deletes it.
+    for epochs, resume in ((3, "epoch_1"), (4, "epoch_3")):
+        hook = CheckpointHook(out_dir=folder, max_keep_ckpts=1)
+        run(tmp_path / "two", hook, max_epochs=epochs, resume=folder / f"{resume}.pth")
+    assert files(tmp_path / "one") == {"epoch_1", "epoch_4"}
 
 
 def test_a_resumed_run_does_not_overwrite_those_of_another_either(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import resource
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from hydraloop.engine.engine import Engine
 from hydraloop.engine.hook import Hook, Priority
 from hydraloop.errors import UserError
 from hydraloop.files.result import Best
+from hydraloop.hooks import checkpoint
 from hydraloop.hooks.checkpoint import CheckpointHook
 from hydraloop.tasks.task import Task
 from tests.helpers import at
@@ -32,6 +34,13 @@ def in_the_way(run_dir: Path, name: str) -> Path:
     return folder
 
 
+def thread_ended(engine: Engine) -> None:
+    """Wait until the thread of a save has ended. Only an exchange between the ranks then ends the save."""
+    writing = engine.checkpoints._saver._writing
+    if writing is not None:
+        writing.result()
+
+
 class AtVal(Hook):
     """Does something after each validation, once the epoch's checkpoint is written or has failed."""
 
@@ -46,14 +55,61 @@ class AtVal(Hook):
 # A file that cannot be written; the run continues. -------------------------------------------------------------------
 
 
-def test_a_best_validation_that_could_not_be_written_has_no_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "regular"), [({"max_keep_ckpts": 1}, {"epoch_3"}), ({"interval": None, "save_last": False}, set())]
+)
+def test_a_best_validation_that_could_not_be_written_has_no_file(
+    tmp_path: Path, options: dict[str, Any], regular: set[str]
+) -> None:
+    """Also if no later save waits for the thread before the next validation is compared."""
     in_the_way(tmp_path, "best_acc_epoch_2.pth")
-    hook = CheckpointHook(save_best="acc", max_keep_ckpts=1)
+    hooks = {
+        "ended": at("before_train_iter", thread_ended, nth=0),
+        "checkpoint": CheckpointHook(save_best="acc", **options),
+    }
     metrics = {"acc": Scripted([0.1, 0.5, 0.3, 0.0])}
-    engine = engine_of(tmp_path, {"checkpoint": hook}, metrics=metrics, test=True)
+    engine = engine_of(tmp_path, hooks, metrics=metrics, test=True)
     assert engine.train().status == "finished"
-    assert stems(tmp_path) == {"best_acc_epoch_3", "epoch_3"}, "better than the first one"
+    assert stems(tmp_path) == {"best_acc_epoch_3", *regular}, "better than the first one"
     assert engine.best == Best("acc", 0.5, 8)
+
+
+def test_a_complete_file_of_a_failed_save_is_deleted_later(tmp_path: Path) -> None:
+    """The first file of two best ones is written, its second name is not."""
+    in_the_way(tmp_path, "best_err_epoch_2.pth")
+    hook = CheckpointHook(save_best=["acc", "err"], rule=["greater", "less"], interval=None, save_last=False)
+    metrics = {"acc": Scripted([0.1, 0.5, 0.6]), "err": Scripted([3, 2, 1])}
+    assert engine_of(tmp_path, {"checkpoint": hook}, metrics=metrics).train().status == "finished"
+    assert stems(tmp_path) == {"best_acc_epoch_3", "best_err_epoch_3"}
+
+
+def test_a_file_that_cannot_be_deleted_keeps_no_other_file_and_is_deleted_later(tmp_path: Path) -> None:
+    engine_of(tmp_path, {"checkpoint": CheckpointHook()}).train()
+    folder = tmp_path / "checkpoints"
+    (folder / "epoch_1.pth").unlink()
+    blocked, found = in_the_way(tmp_path, "epoch_1.pth"), []
+
+    def free(engine: Engine) -> None:
+        engine.checkpoints.wait_for_save()
+        found.append(stems(tmp_path))
+        shutil.rmtree(blocked)
+        blocked.touch()
+
+    hooks = {"checkpoint": CheckpointHook(max_keep_ckpts=1), "free": at("before_train_epoch", free, nth=2)}
+    engine_of(tmp_path, hooks, max_epochs=5, resume=folder / "epoch_3.pth").train()
+    assert found == [{"epoch_4"}]
+    assert stems(tmp_path) == {"epoch_5"}
+
+
+def test_after_a_failed_save_the_next_regular_one_does_not_wait_for_min_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_the_way(tmp_path, "epoch_4.pth")
+    hooks = {"ended": at("before_train_iter", thread_ended, nth=0), "checkpoint": CheckpointHook(min_time="10s")}
+    engine = engine_of(tmp_path, hooks, max_epochs=9)
+    monkeypatch.setattr(checkpoint, "perf_counter", lambda: 4.0 * engine.progress.epoch)  # epochs of 4 s
+    engine.train()
+    assert stems(tmp_path) == {"epoch_1", "epoch_5", "epoch_8", "epoch_9"}
 
 
 def test_a_last_epoch_that_could_not_be_written_is_written_after_training(tmp_path: Path) -> None:
@@ -159,16 +215,21 @@ def test_a_run_that_is_killed_after_a_better_validation_repeats_it_without_a_war
 
 
 def test_the_result_of_an_earlier_attempt_is_removed_when_a_resumed_run_has_trained(tmp_path: Path) -> None:
-    """If the run is killed, `result.json` must not say that it has finished."""
+    """If the run is killed, `result.json` must not say that it has finished. A full disk is a warning."""
     engine_of(tmp_path, {"checkpoint": CheckpointHook()}, max_epochs=1).train()
     resume, there = tmp_path / "checkpoints" / "epoch_1.pth", []
+    (tmp_path / "checkpoints" / "last_checkpoint").unlink()
+    blocked = in_the_way(tmp_path, "last_checkpoint")
 
     def look(engine: Engine) -> None:
         there.append((tmp_path / "result.json").exists())
+        if len(there) == 4:
+            shutil.rmtree(blocked)
 
     found = {"checkpoint": CheckpointHook(), "look": at("before_train_iter", look, nth=0)}
     engine_of(tmp_path, found, max_epochs=2, resume=resume).train()
     assert there == [True, False, False, False]
+    assert (tmp_path / "checkpoints" / "last_checkpoint").read_text() == "epoch_2.pth\n"
     assert (tmp_path / "result.json").exists()
 
 

@@ -36,7 +36,7 @@ class Saver:
 
     Args:
         distributed: the ranks.
-        failed: called in the thread after an error that is not an `OSError`; `wait` then raises the error.
+        failed: called in the thread if the file was not written; requests that all ranks call `wait`.
         limit: bytes that a copy may need; None: a quarter of the free memory.
     """
 
@@ -89,7 +89,8 @@ class Saver:
         except Exception as error:
             self._error = error
 
-        # Ranks that write together wait for each other: none writes if one cannot, or in a thread if one has no copy.
+        # Ranks that write together wait for each other. If one rank cannot write, none does. If one rank has no copy,
+        # all write synchronously.
         of_ranks = self._distributed.gather([self._error is None, copied is not None or not self._writes])
         can_write = all(is_ready for is_ready, _ in of_ranks)
         asynchronous = asynchronous and all(has_copy for _, has_copy in of_ranks)
@@ -112,6 +113,7 @@ class Saver:
             self._written = write(copied)
         except Exception as error:
             self._error = error
+        if not self._written:
             self._failed()
 
     @property
@@ -156,14 +158,14 @@ class Saver:
             self._writing = None
 
     def _end(self, written: bool) -> None:
-        """End the save. `at_end` is called once, also if it or a later line raises."""
+        """End the save. `at_end` is called once, also if it raises an error."""
         assert self._at_end is not None
         at_end = self._at_end
         self._at_end = None
         at_end(written)
 
 
-def stand_alone(checkpoint: Checkpoint, distributed: Distributed) -> Checkpoint:
+def part_of_this_rank(checkpoint: Checkpoint, distributed: Distributed) -> Checkpoint:
     """Return what this rank writes, in plain tensors; called on every rank.
 
     With FSDP2, the entry `shards` has this rank's parts, and only rank 0 has the other entries.
@@ -183,7 +185,7 @@ def broken_weights(
     Called before the checkpoint is written, on the ranks that write it, maybe in a thread. All get the same names.
 
     Args:
-        checkpoint: as `stand_alone` returns it.
+        checkpoint: as `part_of_this_rank` returns it.
         buffers: the names of the model's buffers, which may be infinite (a mask).
         averaging_hook: the name of the hook that has the averages; None: no hook.
         distributed: the ranks.
@@ -217,15 +219,15 @@ def write_file(
     distributed: Distributed,
     *,
     links: Sequence[Path] = (),
-    last: bool,
+    resume_from_it: bool,
     delete: Sequence[Path],
 ) -> bool:
     """Write a file, maybe in a thread; then delete others. Called on rank 0; with FSDP2, on every rank.
 
     Args:
-        checkpoint: as `stand_alone` returns it.
+        checkpoint: as `part_of_this_rank` returns it.
         links: other names of the file.
-        last: whether `resume=auto` and restarts continue from it.
+        resume_from_it: whether `resume=auto` and restarts continue from it.
         delete: files that are not needed once it is written.
 
     Returns:
@@ -245,7 +247,7 @@ def write_file(
                 atomic.link(path, link)
             else:
                 write(link, {**checkpoint, "shards": shards.link(shards_of_ranks, link).text()})
-        if last:
+        if resume_from_it:
             point_to(path)
         written = True
     except OSError as full:
@@ -256,10 +258,10 @@ def write_file(
         delete = ()
         written = False
     if distributed.is_main:
-        with suppress(OSError):  # of a failing disk, after a warning
-            # Those of an earlier file of this name, or those that were written for a file that could not be written.
-            for file in (path, *links):
-                remove_old_shards(file)
+        for file in (path, *links):
+            with suppress(OSError):  # of a failing disk, after a warning
+                remove_old_shards(file)  # shards that no file names: of an earlier or an unwritten file of this name
         for file in delete:
-            remove(file)
+            with suppress(OSError):  # the next save tries again
+                remove(file)
     return written

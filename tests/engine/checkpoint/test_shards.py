@@ -66,7 +66,7 @@ def saves(distributed: Distributed, run_dir: str) -> tuple[list[bool], list[str]
     found, expected = [], []
     for number, asynchronous in ((1, False), (2, True), (2, True)):
         expected.append({name: whole(value).clone() for name, value in engine.model.state_dict().items()})
-        engine.checkpoints.save(folder / f"epoch_{number}.pth", asynchronous=asynchronous, last=True)
+        engine.checkpoints.save(folder / f"epoch_{number}.pth", asynchronous=asynchronous, resume_from_it=True)
         with torch.no_grad():
             for parameter in engine.model.parameters():
                 parameter.mul_(2)
