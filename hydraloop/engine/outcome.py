@@ -191,12 +191,12 @@ class Outcome:
             UserError: on every rank.
         """
         preempted_by = self._requests.preempted_by
-        unwritten = self._checkpoints.unwritten
+        failed_path = self._checkpoints.failed_path
         is_saved = self._run.progress.iteration <= self._checkpoints.saved_iteration
-        if is_saved or (preempted_by is None and unwritten is None):
+        if is_saved or (preempted_by is None and failed_path is None):
             return
-        if unwritten is not None:
-            problem = f"{unwritten} {END_UNWRITTEN}"
+        if failed_path is not None:
+            problem = f"{failed_path} {END_UNWRITTEN}"
             remedy = "Make space, and train again from the last checkpoint."
         else:
             problem = "the run has no checkpoint hook: the end of training is lost"

@@ -63,10 +63,10 @@ class Checkpoints:
         self.resumed_from: Path | None = None
         """The checkpoint that `resume` has restored; None if no state was restored."""
         self.last_checkpoint: Path | None = None
-        """The file that this process has written last; None before the first."""
+        """The newest file that this process has written, not the text file of this name; None before the first."""
         self.saved_iteration = 0
         """The iteration of the newest state on the disk: of `last_checkpoint`, or of `resumed_from`."""
-        self.unwritten: Path | None = None
+        self.failed_path: Path | None = None
         """A checkpoint that is newer than `last_checkpoint` and could not be written; None without one."""
         self.git: dict[str, str | bool] = {}
         """The code with which this process trains (`code_patch.record`); only on rank 0."""
@@ -125,9 +125,9 @@ class Checkpoints:
             if written:
                 self.last_checkpoint = path
                 self.saved_iteration = iteration
-                self.unwritten = None
+                self.failed_path = None
             elif resume_from_it and iteration > self.saved_iteration:
-                self.unwritten = path
+                self.failed_path = path
             if at_end is not None:
                 at_end(written)
 
@@ -227,7 +227,8 @@ class Checkpoints:
     def _hook_states(self) -> dict[str, Any]:
         """Return the states of the hooks, by name. A hook that fails, and whose `on_error` allows it, has none.
 
-        A state that one rank does not have is left out: gathering its sharded tensors would wait for that rank.
+        A state that one rank does not have is left out: gathering its sharded tensors would wait for that rank. To
+        resume without it, the user needs `resume_strict=false`.
         """
         run = self._run
         states = {

@@ -17,9 +17,9 @@ from hydraloop.engine.distributed.buckets import buckets
 log = logging.getLogger(__name__)
 
 _Kind = tuple[torch.dtype, torch.Size, tuple[int, ...], torch.device]
-"""What a tensor and its buffer have in common: type, shape, strides, and the device of the tensor."""
+"""A tensor's type, shape, strides and device. Its buffer in host memory is allocated by these."""
 _Place = tuple[int, _Kind]
-"""Where a tensor is, and its kind. Tied weights have the same."""
+"""A tensor's address and kind. Tied weights have the same, so they are copied once."""
 
 
 class Staging:
