@@ -307,7 +307,7 @@ class Checkpoints:
         check_resumable(checkpoint, path)
         if run.ranks.is_main:
             now = {**run.settings.metadata, "versions": versions(), "git": self.git}
-            for line in resumed(checkpoint["meta"], now):
+            for line in resumed(checkpoint["meta"], now, run.settings.optimizer_overrides):
                 log.info("%s", line)
         self._set_state(checkpoint)
         self.resumed_from = path

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
@@ -46,17 +46,18 @@ def differences(old: Any, new: Any, prefix: str = "") -> Iterator[Change]:
         yield from differences(old.get(name, ABSENT), new.get(name, ABSENT), f"{prefix}.{name}" if prefix else name)
 
 
-def resumed(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+def resumed(old: Mapping[str, Any], new: Mapping[str, Any], typed: Collection[str] = ()) -> list[str]:
     """Return a line for each change since a checkpoint was written. For a change without effect, the line says why.
 
     Args:
         old: `meta` of the checkpoint. That of an engine without a config has no `config`.
         new: the same entries of this run: `config`, `versions`, `git`.
+        typed: options of optimizers that were typed for this run, such as `lr`.
     """
     lines = []
     if "config" in old and "config" in new:
         changes = differences(config_of(old), config_of(new))
-        lines += [f"{change}{_without_effect(change.key)}" for change in changes if _is_reported(change.key)]
+        lines += [f"{change}{_without_effect(change.key, typed)}" for change in changes if _is_reported(change.key)]
     if old.get("git") and new.get("git"):
         lines += _code(old["git"], new["git"])
     if old.get("versions") and new.get("versions"):
@@ -87,7 +88,7 @@ def _is_reported(key: str) -> bool:
     return key.partition(".")[0] not in _OF_A_START and key not in _ENDS_OF_A_START
 
 
-def _without_effect(key: str) -> str:
+def _without_effect(key: str, typed: Collection[str]) -> str:
     """Return why a change has no effect on a resumed run, after a semicolon; empty if it has one."""
     if key.startswith("init."):
         return "; no effect: the run continues with the weights of the checkpoint"
@@ -98,7 +99,7 @@ def _without_effect(key: str) -> str:
     name = key.rpartition(".")[2]
     if key.startswith("optimizer.") and name in _GROUPING:
         return "; no effect: the run continues with the parameter groups of the checkpoint"
-    if key.startswith("optimizer.") and name not in _OF_THIS_START:
+    if key.startswith("optimizer.") and name not in _OF_THIS_START and key.removeprefix("optimizer.") not in typed:
         return "; takes effect only if it is typed on the command line"
     return ""
 

@@ -181,7 +181,10 @@ class TrackerHook(Hook):
                 sending.sender.kill()
         waits = {**(engine.messages.read("tracker_waits") or {}), self.name: time.monotonic() - began}
         engine.messages.provide("tracker_waits", lambda: waits)
-        self._read_cursor(engine, sending)
+        if sending.sender is not None and sending.sender.problem is not None:
+            self._trouble = sending.sender.problem  # the summary says it, for trackers that have not sent all records
+        else:
+            self._read_cursor(engine, sending)
         summary = self._summary(engine.run_dir, sending)
         summaries = {**(engine.messages.read("tracked") or {}), self.name: summary}
         engine.messages.provide("tracked", lambda: summaries)

@@ -97,4 +97,4 @@ def test_a_glob_sweeps_over_all_options_of_a_group() -> None:
     with composer() as opened:
         (override,) = arguments.parse(["experiment=glob(*)"])
         names = [job([line], opened).experiment_name for line in lines_of(override)]
-    assert names == ["char_lm", "diabetes", "spirals"]
+    assert names == ["char_lm", "diabetes", "digits", "spirals"]

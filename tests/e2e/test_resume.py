@@ -151,13 +151,13 @@ def test_a_typed_hyperparameter_takes_effect_on_a_resumed_run(project: Project) 
     two = ["distributed.nproc_per_node=2", "data.loader.batch_size=32"]
     for epochs, more, said in (
         (2, ["optimizer.lr=1e-5"], "optimizer.lr: 0.001 -> 1e-05"),
-        (3, [], "optimizer.lr: 1e-05 -> 0.001; takes effect only if it is typed"),
+        (3, [], "optimizer.lr: 1e-05 -> 0.001; takes effect only if it is typed on the command line"),
         (4, [*two, "optimizer.lr=1e-6"], "optimizer.lr: 0.001 -> 1e-06"),
     ):
         done = project.train(*lines, "resume=auto", f"engine.max_epochs={epochs}", *more)
         assert done.code == 0, done.text
         assert done.text.count("optimizer.lr: ") == 1
-        assert said in done.text
+        assert f"{said}\n" in done.text
         assert f"\nengine.max_epochs: {epochs - 1} -> {epochs}\n" in done.text
         assert ("data.loader.batch_size: 64 -> 32" in done.text) == (epochs == 4)
         lr = [record["lr"] for record in project.run.records if record["mode"] == "train"]

@@ -37,6 +37,7 @@ def test_a_resumed_run_lists_what_takes_effect_and_why_the_rest_does_not() -> No
         "optimizer.lr: 0.1 -> 0.2; takes effect only if it is typed on the command line",
         "optimizer.fused: auto -> false",
     ]
+    assert resumed(meta(old), meta(new), {"lr"})[3] == "optimizer.lr: 0.1 -> 0.2"
     assert resumed(meta(old), meta(old)) == []
 
 

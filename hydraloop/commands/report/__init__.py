@@ -30,7 +30,9 @@ def run(args: argparse.Namespace) -> int:
     check_installed()
     output: Path = args.output or (Path() if len(args.directory) > 1 else args.directory[0]) / FILENAME
     is_running = _write(args.directory, output, args.follow)
-    print(printable(shown(output)), flush=True)
+    follows = args.follow and is_running
+    again = f": open it in a browser; it is written again every {SECONDS} s until the end" if follows else ""
+    print(f"{printable(shown(output))}{again}", flush=True)
     while is_running and args.follow:
         time.sleep(SECONDS)
         is_running = _write(args.directory, output, args.follow)

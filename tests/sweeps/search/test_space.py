@@ -162,7 +162,7 @@ def test_enqueued_values_are_those_of_yaml_and_must_be_in_the_space(tmp_path: Pa
 
 def test_a_file_has_the_space_and_the_command_line_changes_it() -> None:
     with composer() as opened:
-        draft, checked = planned("-m search=lr optimizer=adamw,sgd sweep.trials=7", opened)
+        draft, checked = planned("-m experiment=lr_search optimizer=adamw,sgd sweep.trials=7", opened)
     assert draft.jobs.search is not None
     assert (draft.jobs.search.trials, draft.jobs.search.sampler) == (7, "tpe")
     assert draft.jobs.swept == ("optimizer.lr", "optimizer")
