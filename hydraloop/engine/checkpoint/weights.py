@@ -36,7 +36,7 @@ def load_weights(run: Run, state: dict[str, Any], key: str) -> None:
             f"the weights do not fit the model {class_name(run.model)}: {error}",
             key=key,
             remedy="Use the model of that file, or a file of this model. A new run can take the entries that fit: "
-            "init.checkpoint=… init.mismatched=skip.",
+            "init.checkpoint=… init.mismatched=skip, with init.prefix=model. for names that begin with model.",
         ) from error
 
 
