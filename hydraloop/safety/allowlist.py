@@ -206,11 +206,7 @@ class Allowlist:
             file = _file_of(path) if isinstance(obj, ModuleType) else None
             if file is None:
                 problem = f"{target} does not exist: {'.'.join(parts[:index])} has no {part!r}"
-                raise UserError(
-                    problem,
-                    key=f"{key}._target_",
-                    remedy=f"{suggestion(part, _public(obj))} Or a package that it needs is missing.",
-                )
+                raise UserError(problem, key=f"{key}._target_", remedy=suggestion(part, _public(obj)))
             allowed = target in self._trusted or within(path, (*self._trusted, *PACKAGES))
             if not allowed and not self.is_project_file(file):  # a link or an environment in the project
                 raise self._refused(target, key, f" (it comes from {file})")
