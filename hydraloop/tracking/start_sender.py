@@ -68,6 +68,8 @@ class Sender:
         self._starts = 0
         self.problem: str | None = None
         """Why the process has ended early for the last time; None if it has not."""
+        self.is_late = False
+        """Whether the process had to be killed at the end, because it took too long."""
 
     @property
     def is_started(self) -> bool:
@@ -134,15 +136,15 @@ class Sender:
     def wait(self, seconds: float) -> None:
         """Wait until the process has ended, and kill it after `seconds`."""
         until = monotonic() + seconds + 2 * MARGIN  # it reads the message of the end a little later
-        is_late = False
         while self.is_alive:
             self.check()
             time.sleep(0.02)
             if monotonic() >= until:
                 self.kill()
-                is_late = True
+                self.is_late = True
         self._close()
-        if is_late or (self._process is not None and self._process.poll() == HANGS):
+        self.is_late = self.is_late or (self._process is not None and self._process.poll() == HANGS)
+        if self.is_late:
             self.problem = f"no answer within {seconds:g} s after the end"
 
     @property

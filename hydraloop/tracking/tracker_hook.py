@@ -181,7 +181,7 @@ class TrackerHook(Hook):
                 sending.sender.kill()
         waits = {**(engine.messages.read("tracker_waits") or {}), self.name: time.monotonic() - began}
         engine.messages.provide("tracker_waits", lambda: waits)
-        if sending.sender is not None and sending.sender.problem is not None:
+        if sending.sender is not None and sending.sender.is_late:
             self._trouble = sending.sender.problem  # the summary says it, for trackers that have not sent all records
         else:
             self._read_cursor(engine, sending)
