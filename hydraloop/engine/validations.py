@@ -85,7 +85,7 @@ class Validations:
 
     @property
     def best_checkpoint(self) -> Path | None:
-        """The file of the best validation, which is tested; None if there is none."""
+        """The checkpoint of the best validation. The test uses it. None: no such checkpoint was kept."""
         return None if self.best is None or self.best.checkpoint is None else Path(self.best.checkpoint)
 
     def state_dict(self) -> dict[str, Any]:

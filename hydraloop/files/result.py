@@ -66,8 +66,8 @@ class Objective:
     rule: Literal["greater", "less"] | None
     """Whether greater or lesser values are better; None if the metric does not say."""
     value: float
-    """Of the best validation; the last value if it is not known which values are good. NaN if the run has diverged, or
-    if no validation was finite."""
+    """The value of the best validation. If it is not known which values are good: the last value. NaN if the run has
+    diverged, or if no validation was finite."""
     iteration: int
     """Completed iterations at that validation."""
 
