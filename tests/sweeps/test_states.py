@@ -106,7 +106,7 @@ def test_a_job_that_pause_after_has_ended_is_paused(tmp_path: Path) -> None:
 
 
 def test_the_checkpoint_is_that_of_the_best_validation(tmp_path: Path) -> None:
-    """Another file would have other weights than the value beside it."""
+    """The value and the weights in `job.json` must come from the same validation."""
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "epoch_2.pth").write_text("")
     replace(FINISHED, best=Best("accuracy", 0.75, 40)).write(tmp_path)

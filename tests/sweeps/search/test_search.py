@@ -124,7 +124,7 @@ def test_a_failed_trial_is_not_repeated_by_the_sampler(tmp_path: Path) -> None:
 
 
 def test_a_search_whose_jobs_cannot_be_built_keeps_its_trials(tmp_path: Path) -> None:
-    """The other jobs of the failed trials had been pruned."""
+    """A failed trial prunes the rest of its jobs; these jobs run too when the search is resumed."""
 
     def refuse(values: Mapping[str, str]) -> float:
         raise ValueError("no such model")
