@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 import time
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 from hydraloop.commands.status import continue_hint, log_of, sweep_in
 from hydraloop.errors import UserError, printable
 from hydraloop.files import lock
+from hydraloop.files.environment import without_project
 from hydraloop.sweeps.executors.slurm_queue import current_states
 
 _POLL = 0.3
@@ -34,7 +34,7 @@ def _follow(folder: Path) -> None:
     """Print a log until its process has ended."""
     log = log_of(folder)
     if log is None:
-        remedy = f"See how it does: {shlex.join(['python', '-m', 'hydraloop', 'status', str(folder)])}"
+        remedy = f"See how it does: {without_project('status', folder)}"
         raise UserError(f"{folder} has no log: it was not detached", key="directory", remedy=remedy)
     with log.open("rb") as file:
         while True:

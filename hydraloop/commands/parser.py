@@ -153,7 +153,7 @@ def on_run(found: Found, args: argparse.Namespace) -> OnRun:
         UserError: there is no run, a flag that the command does not take, or an argument without a value.
     """
     name, keys = found.name, COMMANDS[found.name].keys
-    command = shlex.join([*environment.script(), name])
+    command = shlex.join([*environment.script(), name]).replace("python -m hydraloop", "hydraloop")
     if not found.words:
         raise UserError("it needs a run directory", key=name, remedy=f"Write {command} outputs/<date>/<run>.")
     run, *rest = found.words

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -107,6 +108,11 @@ def of_project(name: str, path: Path) -> list[str]:
     words = list(_command or ("python", "train.py"))  # a script that calls `build` reads no arguments
     words = words[: words.index("resume")] if "resume" in words else words
     return [*(word for word in words if not word.startswith("--config-")), name, shown(path)]
+
+
+def without_project(name: str, path: Path) -> str:
+    """Return a command that runs no code of a project: `hydraloop status outputs/<run>`."""
+    return shlex.join(["hydraloop", name, shown(path)])
 
 
 def set_command(words: Sequence[str]) -> None:

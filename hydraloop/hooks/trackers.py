@@ -85,7 +85,7 @@ class WandbLoggerHook(TrackerHook):
     texts, tables and histograms are in the row of their record. The run also has the config (secrets masked;
     `hydraloop` in it describes how the run was started), W&B's system metrics, and at the end status, error and
     `result.json`; a metric of `save_best` has its best value in the summary. If W&B's processes or the network fail,
-    `python -m hydraloop sync` completes the records later.
+    `hydraloop sync` completes the records later.
 
     A run is online if an API key is configured, else offline, unless `WANDB_MODE` or `+hooks.wandb.init.mode=offline`
     says otherwise, and it stays so. It never asks for a key. A resumed run continues the same W&B run; changes of the

@@ -87,7 +87,6 @@ def without(overrides: Sequence[str], *names: str) -> list[str]:
 
 def print_commands(path: Path, how: str, *commands: str) -> None:
     """Print how a run or a sweep in a directory continues, and the commands for it."""
-    directory = shlex.quote(environment.shown(path))
-    print(f"{directory} {how}")
+    print(f"{shlex.quote(environment.shown(path))} {how}")
     for command in commands:
-        print(f"  python -m hydraloop {command} {directory}")
+        print(f"  {environment.without_project(command, path)}")

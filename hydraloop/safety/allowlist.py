@@ -205,7 +205,10 @@ class Allowlist:
                 continue
             file = _file_of(path) if isinstance(obj, ModuleType) else None
             if file is None:
-                problem = f"{target} does not exist: {'.'.join(parts[:index])} has no {part!r}"
+                # Packages leave out a class whose own requirements are missing.
+                is_own = self.is_project_file(getattr(obj, "__file__", None))
+                problem = f"{'.'.join(parts[:index])} has no {part!r}"
+                problem += "" if is_own else " with the installed packages"
                 raise UserError(problem, key=f"{key}._target_", remedy=suggestion(part, _public(obj)))
             allowed = target in self._trusted or within(path, (*self._trusted, *PACKAGES))
             if not allowed and not self.is_project_file(file):  # a link or an environment in the project

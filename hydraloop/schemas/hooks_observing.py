@@ -143,7 +143,7 @@ class MLflowLoggerHookConf(_TrackerConf):
     """Whether to store `code.patch`, the uncommitted changes of the code. False: no code leaves the machine."""
     flush_timeout: float = 10.0
     """Seconds that sending the rest may take at the end of the run, at least 0. 10: a working server needs less,
-    and a broken one should not delay the exit. `python -m hydraloop sync` sends what is left."""
+    and a broken one should not delay the exit. `hydraloop sync` sends what is left."""
 
 
 @dataclass
@@ -175,7 +175,7 @@ class WandbLoggerHookConf(_TrackerConf):
     are written. The best one has the alias `best`. Null: none, because they are large and W&B's storage is limited."""
     flush_timeout: float = 10.0
     """Seconds that sending the rest may take at the end of the run, at least 0. 10, a short wait;
-    `python -m hydraloop sync` sends what is left."""
+    `hydraloop sync` sends what is left."""
 
 
 @dataclass

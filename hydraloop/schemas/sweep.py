@@ -56,7 +56,7 @@ class SweepConf:
     average: str = "seed"
     """The swept key over which results are averaged. Seed: the key that changes nothing but chance."""
     report: bool = False
-    """Whether the sweep writes `report.html` when it ends, as `python -m hydraloop report` does. False: that takes some
+    """Whether the sweep writes `report.html` when it ends, as `hydraloop report` does. False: that takes some
     seconds, and needs plotly."""
     trials: Optional[int] = None
     """Trials of a search: the sweep chooses the values of its keys by the results of earlier jobs. It counts all

@@ -104,7 +104,7 @@ def _submit(
         raise UserError("Slurm does not answer", key=KEY, remedy="Look at it: squeue --me")
     if slurm_queue.MAIN in queue:
         problem = f"job {queue[slurm_queue.MAIN].id} of Slurm runs this command already"
-        raise UserError(problem, key=KEY, remedy=f"End it: python -m hydraloop stop {environment.shown(path)}")
+        raise UserError(problem, key=KEY, remedy=f"End it: {environment.without_project('stop', path)}")
     executor = create_executor(path / slurm_queue.FOLDER / slurm_queue.MAIN, options)
     file = executor.folder / slurm_queue.COMMAND
     file.parent.mkdir(parents=True, exist_ok=True)

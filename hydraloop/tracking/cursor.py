@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydraloop.files import atomic
 from hydraloop.files.atomic import read_json
-from hydraloop.files.environment import of_project, shown
+from hydraloop.files.environment import of_project, without_project
 from hydraloop.files.metrics_log import FILENAME, count
 from hydraloop.tracking.tracker import FOLDER
 
@@ -82,7 +82,7 @@ def is_complete(run_dir: Path, name: str, attempt: int) -> bool:
 def sync_command(folder: Path, kind: str) -> str:
     """Return the command that sends what a tracker of this kind does not have of a run or sweep."""
     if kind.startswith("hydraloop."):
-        return shlex.join(["python", "-m", "hydraloop", "sync", shown(folder)])
+        return without_project("sync", folder)
     return shlex.join(of_project("sync", folder))
 
 

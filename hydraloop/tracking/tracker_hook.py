@@ -56,7 +56,7 @@ class TrackerHook(Hook):
 
     The training thread does nothing for a record: the `logger` hook writes it to `metrics.jsonl`. A sender, a
     separate process for all trackers of the run, reads it there and sends it, in batches, about once a second. A
-    service that is down or slow does not slow training. `python -m hydraloop sync` sends what was not sent. The jobs of
+    service that is down or slow does not slow training. `hydraloop sync` sends what was not sent. The jobs of
     a sweep have no senders: the controller has one.
 
     Args:

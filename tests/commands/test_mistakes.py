@@ -73,7 +73,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "-m hydraloop results conf": ("directory: conf is not the directory of a sweep", ""),
     "-m hydraloop attach sweep": (
         "directory: sweep has no log: it was not detached",
-        "python -m hydraloop status sweep",
+        "hydraloop status sweep",
     ),
     "-m hydraloop sync conf": ("conf has no run with a tracker", ""),
 }

@@ -130,5 +130,5 @@ def test_a_custom_tracker_gets_no_masked_option(
 
 
 def test_the_printed_command_for_a_custom_tracker_is_that_of_the_script() -> None:
-    assert sync_command(Path("outputs/a"), TENSORBOARD) == "python -m hydraloop sync outputs/a"
+    assert sync_command(Path("outputs/a"), TENSORBOARD) == "hydraloop sync outputs/a"
     assert sync_command(Path("outputs/a"), "my_project.webhook.WebhookTracker") == "python train.py sync outputs/a"

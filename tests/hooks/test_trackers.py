@@ -93,7 +93,7 @@ def test_sync_uses_the_server_of_the_run_and_not_of_the_environment(
     cursor, engine = trained(folder / "run", "mlflow", MLflowLoggerHook(flush_timeout=10.0))  # it tries once
     summary = engine.messages.read("tracked")["mlflow"]
     assert summary.startswith("0 of 4 records sent")
-    assert "; python -m hydraloop sync" in summary
+    assert "; hydraloop sync" in summary
     assert not cursor.complete
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     assert command(["sync", str(folder / "run")]) == 1, "not sent to the database in this folder"

@@ -433,7 +433,7 @@ def test_one_list_knows_nothing_of_another(allowlist: Allowlist) -> None:
 @pytest.mark.parametrize(
     ("target", "problem", "remedy"),
     [
-        ("torch.nn.Linaer", "torch.nn has no 'Linaer'", "Linear"),
+        ("torch.nn.Linaer", "torch.nn has no 'Linaer' with the installed packages", "Linear"),
         ("own_project.parts.Nett", "own_project.parts has no 'Nett'", "Did you mean Net"),
         ("own_project.prts.Net", "own_project has no 'prts'", "Did you mean parts?"),
         ("own_projct.parts.Net", "there is no module 'own_projct'", "Check the spelling, or install the package."),

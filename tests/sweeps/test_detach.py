@@ -70,7 +70,7 @@ def test_the_command_returns_when_the_process_has_the_lock(
     assert arguments.split() == ["['seed=1',", "\"hydra.run.dir='.'\",", "'detach=false']"]
     assert capsys.readouterr().out.splitlines() == [
         f". continues in the background, as process {pid}",
-        *(f"  python -m hydraloop {command} ." for command in ("status", "attach", "stop")),
+        *(f"  hydraloop {command} ." for command in ("status", "attach", "stop")),
     ]
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from hydraloop.commands.report.page import Html, Page, element, note, rich_table, section
 from hydraloop.commands.report.run_data import ACCENT, LAYOUT, QUIET, RunData, trace
 from hydraloop.commands.report.runs_page import curves, head, problem, summary
-from hydraloop.files.environment import shown
+from hydraloop.files.environment import shown, without_project
 from hydraloop.files.secrets import mask_command
 from hydraloop.files.terminal import brief, clock, duration, number
 from hydraloop.schemas.sweep import SweepConf
@@ -123,7 +123,7 @@ def _report(page: Page, directory: SweepDirectory, row: Row, run: RunData) -> Ht
         head(f"Job {row.job}", row.status, facts, {"": results.rerun_command(directory, row.job)}),
         *(problem(run) if row.status in ("failed", "interrupted") else ()),
         curves(page, {"": run.curves}),
-        note(f"With its config and pictures: hydraloop report {shown(run.path)}"),
+        note(f"With its config and pictures: {without_project('report', run.path)}"),
         id=f"job-{row.job}",
         class_="job",
     )

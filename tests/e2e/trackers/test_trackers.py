@@ -337,7 +337,7 @@ def test_a_server_that_is_down_costs_one_warning_and_is_told_later(project: Proj
     problem = f"ConnectionError: cannot reach {server.uri}: Connection refused"
     assert warning == f"warning: mlflow: {problem}; training continues, the records stay in the run directory"
     name = run.path.relative_to(project.path)
-    command = f"python -m hydraloop sync {name}"
+    command = f"hydraloop sync {name}"
     told = summary(done, "mlflow")
     assert told == f"0 of {count} records sent ({problem}); {command} sends the rest"
     assert summary(done, "tensorboard").startswith(f"{count} of {count} records sent")
