@@ -26,6 +26,7 @@ from hydraloop.sweeps import job_states, sweep_directory
 from hydraloop.sweeps.executors import slurm_queue
 from hydraloop.sweeps.executors.slurm_queue import current_states
 from hydraloop.sweeps.job_states import JobState
+from hydraloop.sweeps.progress import Progress, RunningJob
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 
 _LISTED = ("running", "interrupted", "failed", "pruned")
@@ -110,7 +111,10 @@ def _of_run(path: Path) -> list[str]:
     state = _state_of_run(path)
     continues = state.state in ("interrupted", "paused") and candidates(*checkpoint_folders(path))
     command = [f"  {shlex.join(of_project('resume', path))}"] if continues else []
-    return [*_described(state, "the run", path, path), *command]
+    running = RunningJob(state) if state.state == "running" else None
+    if running is not None:
+        running.read_records(path)
+    return [*_described(state, "the run", path, path, running), *command]
 
 
 def _of_sweep(sweep: SweepDirectory) -> list[str]:
@@ -123,6 +127,9 @@ def _of_sweep(sweep: SweepDirectory) -> list[str]:
     if (held := sweep.holder()) is not None:
         lines.append(f"controller: process {held.pid} on {held.host}, since {held.since}")
     lines += [*slurm_queue.lines(sweep.path), *continue_hint(sweep, states)]
+    progress = Progress.of(sweep, states)
+    progress.read_records()
+    lines += progress.best_lines()
     for name in _LISTED:
         groups = _groups(state for state in states if state.state == name)
         for group in groups[:_MOST]:
@@ -130,7 +137,8 @@ def _of_sweep(sweep: SweepDirectory) -> list[str]:
             who = sweep.name(first.number) if len(group) == 1 else f"{len(group):,} jobs"
             if len(group) > 1 and first.error is not None and len(first.error) > _WIDE:  # its numbers differ
                 first = replace(first, error=first.error.partition(". ")[0])
-            lines += _described(first, who, sweep.folder(first.number), sweep.run_dir(first))
+            running = progress.running.get(first.number)
+            lines += _described(first, who, sweep.folder(first.number), sweep.run_dir(first), running)
         if others := sum(map(len, groups[_MOST:])):
             lines.append(f"and {others:,} other jobs {name}")
     return lines
@@ -164,10 +172,11 @@ def continue_hint(sweep: SweepDirectory, states: list[JobState]) -> list[str]:
     return [f"No controller is running. Continue the sweep: {sweep.resume_command(states)}"]
 
 
-def _described(state: JobState, name: str, folder: Path, run_dir: Path) -> list[str]:
+def _described(state: JobState, name: str, folder: Path, run_dir: Path, running: RunningJob | None) -> list[str]:
     """Return the lines about a job, or about a run."""
-    held = lock.holder(run_dir) if state.state == "running" else None
-    where = state.error or state.reason or "" if held is None else f"process {held.pid} on {held.host}"
+    where = state.error or state.reason or ""
+    if running is not None and (held := lock.holder(run_dir)) is not None:
+        where = ", ".join([f"process {held.pid} on {held.host}", *running.told()])
     first, *rest = f"{state.state}: {name}{': ' if where else ''}{where}".splitlines()
     log = None if state.state == "pruned" else log_of(folder)
     return [first, *rest, *([] if log is None else [f"  {shown(log)}"])]

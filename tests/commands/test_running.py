@@ -84,14 +84,20 @@ def sweep(tmp_path: Path) -> SweepDirectory:
 
 
 def test_status_of_a_sweep(sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    written.write(sweep, {0: written.finished(0.9)})
+    now = {"iteration": 20, "timestamp": time.time()}
+    records = {"mode": "train", "eta": 600.0, "loss": 0.1, **now}, {"mode": "val", "accuracy": 0.5, **now}
+    (sweep.folder(3) / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     with RunLock(sweep.folder(3), key="sweep"):
         assert main(["status", str(sweep.path)]) == 0
     line = "python train.py -m optimizer.lr=1e-3,1e-2 seed=0,1,2"
-    assert capsys.readouterr().out.splitlines() == [
+    assert re.sub(r"0:09:\d\d left", "0:10:00 left", capsys.readouterr().out).splitlines() == [
         f"{sweep.path}: {line}",
         "6 jobs: 1 finished, 1 failed, 1 interrupted, 1 running, 2 queued",
         f"No controller is running. Continue the sweep: {line} sweep.resume={sweep.path}",
-        f"running: job 3 (optimizer.lr=1e-2 seed=0): process {os.getpid()} on {socket.gethostname()}",
+        "best: job 0, accuracy 0.9000 (optimizer.lr=1e-3 seed=0)",
+        f"running: job 3 (optimizer.lr=1e-2 seed=0): process {os.getpid()} on {socket.gethostname()}, "
+        "iteration 20, accuracy 0.5000, about 0:10:00 left",
         "interrupted: job 2 (optimizer.lr=1e-3 seed=2): its process was killed",
         "failed: job 1 (optimizer.lr=1e-3 seed=1): ValueError: no",
         f"  {sweep.folder(1) / 'job.log'}",

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from hydraloop.sweeps.progress import Progress
 from hydraloop.sweeps.sweep_directory import SweepDirectory
-from hydraloop.sweeps.sweep_display import Progress
 from tests.sweeps.written import finished, sweep, write
 
 
