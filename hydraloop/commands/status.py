@@ -58,7 +58,7 @@ def show(path: Path, sweep: SweepDirectory | None) -> None:
 
 def _for_programs(path: Path, sweep: SweepDirectory | None) -> dict[str, Any]:
     if sweep is None:
-        return {"run": asdict(_state_of_run(path)), "log": log_of(path)}
+        return {"run": asdict(state_of_run(path)), "log": log_of(path)}
     jobs = current_states(sweep)
     return {
         "jobs": [{**asdict(job), "log": log_of(sweep.folder(job.number))} for job in jobs],
@@ -83,7 +83,8 @@ def sweep_in(path: Path) -> SweepDirectory | None:
     return None
 
 
-def _state_of_run(path: Path) -> JobState:
+def state_of_run(path: Path) -> JobState:
+    """Return the state of a run, which may be the job of a sweep, or wait in Slurm's queue."""
     if (job := _state_of_job(path.resolve())) is not None:
         return job
     state = job_states.current(JobState(0, "running"), path)
@@ -108,7 +109,7 @@ def _state_of_job(path: Path) -> JobState | None:
 
 
 def _of_run(path: Path) -> list[str]:
-    state = _state_of_run(path)
+    state = state_of_run(path)
     continues = state.state in ("interrupted", "paused") and candidates(*checkpoint_folders(path))
     command = [f"  {shlex.join(of_project('resume', path))}"] if continues else []
     running = RunningJob(state) if state.state == "running" else None

@@ -11,7 +11,7 @@ import pytest
 
 from hydraloop.files.metrics_writer import RecordLog
 from hydraloop.sweeps.sweep_directory import SweepDirectory
-from tests.report.written import HOSTILE, Page, report
+from tests.report.written import HOSTILE, Page, report, write_run
 from tests.sweeps.search.played import LR, Search
 from tests.sweeps.search.test_objectives import as_time, changed
 from tests.sweeps.written import finished, sweep, write
@@ -157,3 +157,12 @@ def test_a_sweep_and_a_run_are_not_compared(tmp_path: Path, capsys: pytest.Captu
     made = sweep(tmp_path / "sweep", "seed=0,1,2")
     assert report(made.path, made.path) == 2
     assert "only runs are compared" in capsys.readouterr().err
+
+
+def test_the_page_of_a_job_that_waits_shows_the_state_that_the_sweep_knows(tmp_path: Path) -> None:
+    made = sweep(tmp_path / "sweep", "seed=0,1")
+    write(made, {0: {"state": "queued", "directory": "0"}})
+    write_run(made.folder(0))
+    (made.folder(0) / "result.json").unlink()
+    assert report(made.folder(0)) == 0
+    assert '<span class="badge queued">' in Page(made.folder(0) / "report.html").body

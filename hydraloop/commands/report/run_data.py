@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from omegaconf import OmegaConf
 
+from hydraloop.commands.status import state_of_run
 from hydraloop.errors import UserError
 from hydraloop.files import lock, run_directory
 from hydraloop.files.changes import ABSENT
@@ -79,12 +80,10 @@ class RunData:
         """How the run has ended; None while it runs: a run that continues has an older result."""
         return None if lock.holder(self.path) is not None else Result.read(self.path)
 
-    @property
+    @cached_property
     def status(self) -> str:
-        """How the run has ended, or `running`."""
-        if self.result is not None:
-            return self.result.status
-        return "killed" if lock.holder(self.path) is None else "running"
+        """The state of the run, as `hydraloop status` prints it."""
+        return state_of_run(self.path).state
 
     @cached_property
     def config(self) -> Any:

@@ -27,12 +27,12 @@ _FORMATS = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg"}
 
 
 def write(runs: Sequence[RunData], output: Path, *, follow: bool = False) -> bool:
-    """Write the page, and return whether a run trains. Errors: as of `Page.write`.
+    """Write the page, and return whether a run trains or waits for it. Errors: as of `Page.write`.
 
     Args:
-        follow: whether the page reloads itself while a run trains.
+        follow: whether the page reloads itself until all runs have ended.
     """
-    is_running = any(run.status == "running" for run in runs)
+    is_running = any(run.status in ("running", "queued") for run in runs)
     title = shown(runs[0].path) if len(runs) == 1 else f"{len(runs)} runs"
     page = Page(f"{title} - hydraloop")
     if len(runs) == 1:
@@ -41,7 +41,7 @@ def write(runs: Sequence[RunData], output: Path, *, follow: bool = False) -> boo
         page.write(
             output,
             head(title, run.status, summary(run) | run.subject, {"": run.command}),
-            *problem(run),
+            *problem(run, run.status),
             section("Curves", curves(page, {"": run.curves})),
             section("Pictures, tables and texts", *_objects(run)),
             section("Config", config or note("The run has no config."), is_open=config is None),
@@ -101,16 +101,16 @@ def curves(page: Page, runs: Mapping[str, Mapping[str, Curve]]) -> Html:
     return element("div", *plots, class_="grid") if plots else note("There are no records.")
 
 
-def problem(run: RunData) -> Iterator[Html]:
+def problem(run: RunData, status: str) -> Iterator[Html]:
     """Yield why a run has no result, or not a good one."""
     result = run.result
-    if run.status == "running":
+    if status == "running":
         yield note("This run has not ended. The page shows its records until now.")
     elif result is None:
         yield note("The run has no result.json: its process was killed, or it has not begun.")
     elif result.error or result.reason:
         yield section("Error" if result.error else "Reason", element("pre", result.error or result.reason))
-    if run.status in ("failed", "killed") and (log := run.file("train.log")) is not None:
+    if status in ("failed", "interrupted") and (log := run.file("train.log")) is not None:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - _END))
             lines = file.read().decode("utf-8", "replace").splitlines()[-_LINES:]

@@ -121,7 +121,7 @@ def _report(page: Page, directory: SweepDirectory, row: Row, run: RunData) -> Ht
     return element(
         "article",
         head(f"Job {row.job}", row.status, facts, {"": results.rerun_command(directory, row.job)}),
-        *(problem(run) if row.status in ("failed", "interrupted") else ()),
+        *(problem(run, row.status) if row.status in ("failed", "interrupted") else ()),
         curves(page, {"": run.curves}),
         note(f"With its config and pictures: {without_project('report', run.path)}"),
         id=f"job-{row.job}",
