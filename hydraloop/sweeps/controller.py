@@ -115,7 +115,11 @@ class Controller:
             elif (process := self._process_of(state)) is not None:
                 # The controller of the job was killed. A second process in the same directory would be refused.
                 self._orphans[state.number] = state
-                log.warning("job %d still saves, in process %d on %s", state.number, process.pid, process.host)
+                log.warning(
+                    "job %d still saves, in process %d on %s, and the sweep waits for it\n"
+                    "  If the process hangs, run `kill -9 %d` on %s. The sweep then continues the job.",
+                    state.number, process.pid, process.host, process.pid, process.host,
+                )  # fmt: skip
             else:
                 # The process of the job was killed with its controller, and nobody has written how the job has ended.
                 ended, retried = self._write_end(state, _lost(state))

@@ -313,7 +313,11 @@ def test_a_job_whose_controller_has_ended_is_waited_for_and_starts_again(
     loop.run()
     assert played.started == [0, 1, 2, 4, 5, 3]
     assert loop.ended_states[3].state == "finished"
-    assert caplog.messages == [f"job 3 still saves, in process {os.getpid()} on {socket.gethostname()}"]
+    pid, host = os.getpid(), socket.gethostname()
+    assert caplog.messages == [
+        f"job 3 still saves, in process {pid} on {host}, and the sweep waits for it\n"
+        f"  If the process hangs, run `kill -9 {pid}` on {host}. The sweep then continues the job."
+    ]
 
 
 def test_no_job_gets_a_gpu_while_a_job_of_an_earlier_controller_may_use_it(
