@@ -93,22 +93,19 @@ def file_name(name: str, bad: str = "/", *, longest: int = LONGEST_NAME) -> str:
 
 
 @contextmanager
-def replacing(path: Path, *, inside: str | None = None, flush: bool = True) -> Iterator[Path]:
+def replacing(path: Path, *, flush: bool = True, with_folder: bool = True) -> Iterator[Path]:
     """Yield a path to write to. On exit, flush that file to the disk, rename it to `path` and flush the folder.
 
     Args:
         path: the file to replace or create. Its folder must exist.
-        inside: the name of the yielded path, which is then in a temporary folder.
         flush: False: do not wait for the disk. After a power failure, the file may be empty.
+        with_folder: False: do not flush the folder. After a power failure, the old file may be there.
 
     Raises:
         OSError: the file cannot be written. As after any error, `path` is unchanged and no other file is left.
     """
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    unfinished = part if inside is None else part / inside
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        if inside is not None:
-            part.mkdir(exist_ok=True)
         yield unfinished
         if flush:
             with unfinished.open("rb+") as file:
@@ -117,9 +114,7 @@ def replacing(path: Path, *, inside: str | None = None, flush: bool = True) -> I
     finally:
         with suppress(OSError):  # do not replace the error that is being raised
             unfinished.unlink(missing_ok=True)
-            if inside is not None:
-                part.rmdir()
-    if flush:
+    if flush and with_folder:
         flush_folder(path.parent)
 
 

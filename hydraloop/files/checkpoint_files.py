@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import shutil
 from functools import cache
-from glob import escape
 from pathlib import Path
 
 from hydraloop.files import atomic
@@ -60,7 +60,8 @@ def remove_old_shards(path: Path) -> None:
     """Delete folders of shards that the `.pth` of their name does not list, or that have none."""
     if path.suffix != SUFFIX:
         return
-    folders = [*path.parent.glob(f"{escape(path.stem)}{SHARDS}*")]
+    names = os.listdir(path.parent)  # after each save: Path.glob takes ten times as long
+    folders = [path.with_name(name) for name in names if name.startswith(f"{path.stem}{SHARDS}")]
     current = shards_of(path) if folders and path.is_file() else None
     for folder in folders:
         if current is None or folder != current.folder:

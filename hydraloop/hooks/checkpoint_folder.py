@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -83,10 +82,7 @@ class CheckpointFolder:
             if not UNFINISHED.fullmatch(part.name):
                 continue
             try:
-                if part.is_dir():
-                    shutil.rmtree(part)
-                else:
-                    part.unlink()
+                part.unlink()
             except OSError as error:
                 log.warning("%s, unfinished, could not be removed: %s", part, error.strerror or error)
 
@@ -148,7 +144,8 @@ class KeptFiles:
     def to_delete(self) -> list[Path]:
         """Return the obsolete files that are neither foreign nor in use: two metrics can share a best file."""
         in_use = {*self.regular, *(best.path for best in self.best.values())}
-        return [path for path in self.obsolete if path not in in_use and path.resolve() not in self.foreign]
+        unused = [path for path in self.obsolete if path not in in_use]
+        return [path for path in unused if path.resolve() not in self.foreign] if self.foreign else unused
 
     def state(self, folder: CheckpointFolder) -> dict[str, Any]:
         """Return plain values, with paths as the folder names them."""

@@ -77,18 +77,21 @@ _PLAIN = (
 )
 
 
-def write(path: Path, checkpoint: Checkpoint) -> None:
+def write(path: Path, checkpoint: Checkpoint, *, flush_folder: bool = True) -> None:
     """Write the checkpoint so that `path` is, at every moment, absent, the old file, or the whole new one.
 
+    Args:
+        path: the file.
+        checkpoint: has passed `check_loadable`.
+        flush_folder: False: the caller flushes the folder.
+
     Raises:
-        TypeError: an entry is of a type that could not be loaded again without pickle; names the entry.
         OSError: the file cannot be written; nothing is left of it.
         KeyboardInterrupt: a signal has interrupted it; nothing is left of it.
     """
-    check_loadable(checkpoint, "checkpoint")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with atomic.replacing(path, inside="archive") as unfinished:  # torch writes this name into the file
+        with atomic.replacing(path, with_folder=flush_folder) as unfinished:
             try:
                 torch.save(checkpoint, unfinished)  # given a file object, it would stop the other threads for long
             except RuntimeError:  # does not name the error of the system; this does, if it occurs again
@@ -285,7 +288,11 @@ def check_resumable(checkpoint: Checkpoint, path: Path) -> None:
 
 
 def check_loadable(value: Any, where: str) -> None:
-    """Refuse, before it is written, what torch.load(weights_only=True) could not load later."""
+    """Refuse, before it is written, what torch.load(weights_only=True) could not load later.
+
+    Raises:
+        TypeError: names the entry.
+    """
     if type(value) in (dict, OrderedDict, Counter):
         for name, item in value.items():
             check_loadable(name, f"the key {name!r} in {where}")

@@ -192,14 +192,16 @@ def broken_weights(
     """
     raw = checkpoint.get("state_dict", {})
     averaged = checkpoint.get("hooks", {}).get(averaging_hook, {}).get("averaged", {})
-    broken: list[str] = []
-    for label, prefix, entry in (
-        ("", "state_dict/", raw),
-        ("the average of ", f"hooks/{averaging_hook}/averaged/", averaged),
-    ):
-        weights = {**entry, **_shards(checkpoint, prefix)}
-        tensors = {name: value for name, value in weights.items() if isinstance(value, Tensor) and name not in buffers}
-        broken += [f"{label}{name}" for name in not_finite(tensors)]
+    tensors = {
+        f"{label}{name}": value
+        for label, prefix, entry in (
+            ("", "state_dict/", raw),
+            ("the average of ", f"hooks/{averaging_hook}/averaged/", averaged),
+        )
+        for name, value in {**entry, **_shards(checkpoint, prefix)}.items()
+        if isinstance(value, Tensor) and name not in buffers
+    }
+    broken = not_finite(tensors)
     if distributed.mesh is None:
         return broken
     of_ranks: list[Any] = [None] * distributed.world_size
@@ -241,7 +243,7 @@ def write_file(
             if not distributed.is_main:
                 return True
             checkpoint = {**checkpoint, "shards": shards_of_ranks.text()}
-        write(path, checkpoint)
+        write(path, checkpoint, flush_folder=not resume_from_it)  # `point_to` flushes it
         for link in links:
             if shards_of_ranks is None:
                 atomic.link(path, link)

@@ -44,7 +44,7 @@ def test_each_bit_that_says_where_a_tensor_is_counts(tmp_path: Path) -> None:
     """torch reads such a file without an error, and some tensors then have arbitrary values."""
     path = put(tmp_path)
     whole = path.read_bytes()
-    entry = whole.rindex(b"PK\1\2", 0, whole.index(b"archive/version", whole.index(b"PK\1\2")))
+    entry = whole.rindex(b"PK\1\2", 0, whole.index(b"/version", whole.index(b"PK\1\2")))
     flipped = [(byte, bit) for byte in (9, *range(20, 36), 38) for bit in range(8)]
     for byte, bit in flipped:
         content = bytearray(whole)
