@@ -173,6 +173,9 @@ def on_run(found: Found, args: argparse.Namespace) -> OnRun:
         flags |= {"--dry-run": args.dry_run, "--pdb": args.pdb, "--json": args.json}
     wrong = [*args.unknown, *args.config_flags, *(flag for flag, given in flags.items() if given)]
     wrong += ["detach" for line in overrides if line.lstrip("+").startswith("detach=")]
+    if wrong and (name_of := wrong[0].strip("-").partition("=")[0]) in keys:
+        value = wrong[0].partition("=")[2] or keys[name_of]
+        raise UserError("there is no such flag", key=wrong[0], remedy=f"Write it without dashes: {name_of}={value}")
     if wrong:
         remedy = f"Leave it out. {command} --help lists what it takes."
         raise UserError(f"{name} continues in this terminal, with the config of the run", key=wrong[0], remedy=remedy)

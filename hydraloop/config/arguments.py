@@ -121,12 +121,16 @@ def parse(overrides: Sequence[str]) -> list[Override]:
         try:
             parsed.extend(parser.parse_overrides([line]))
         except OverrideParseException as error:
+            problem = f"{line!r} is not key=value"
             remedy = (
                 "Write key=value without spaces, +key=value to add, ~key to delete. Quote a value with special "
                 "characters twice: 'key=\"a, b\"'."
             )
+            if error.__cause__ is not None:  # of a function, such as loguniform(1e-4,1e-1)
+                problem = str(error.__cause__).partition("\n")[0]
+                remedy = "With -m: interval(1e-4,1e-1), tag(log,interval(1e-4,1e-1)), int(interval(4,24)), choice(a,b)."
             key = re.match(r"[+~]*([\w.@/]+)", line)
-            raise UserError(f"{line!r} is not key=value", key=key and key[1], remedy=remedy) from error
+            raise UserError(problem, key=key and key[1], remedy=remedy) from error
     for override in parsed:
         group = override.key_or_group
         if group in LIST_GROUPS and not override.is_delete() and override.value() == {}:

@@ -16,7 +16,8 @@ def grouped(
 ) -> list[dict[str, Any]]:
     """Return the parameter groups of an optimizer; parameters with equal settings are in one group.
 
-    The first group has no settings, unless all parameters have some. `lr_scale` is among the settings.
+    Groups with the optimizer's own lr come first: records and schedules show the first group. Among these, a group
+    without any settings is the first. `lr_scale` is among the settings.
 
     Args:
         chosen: the parameters of the optimizer, in the model's order.
@@ -51,7 +52,8 @@ def grouped(
             values["lr_scale"] = scale
         same = tuple(sorted(values.items()))
         groups.setdefault(same, {**values, "params": []})["params"].append(parameter)
-    return [group for group in groups.values() if group["params"]]
+    found = [group for group in groups.values() if group["params"]]
+    return sorted(found, key=lambda group: "lr" in group or "lr_scale" in group)
 
 
 def check_settings(rules: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any], kind: str, key: str) -> None:

@@ -243,6 +243,9 @@ def test_rules_apply_to_layers_too_and_the_first_group_has_the_lr_of_the_config(
     assert found["head.weight"] == (1e-2, 0.1)
     assert found["head.bias"] == (1e-2, 0)
     assert optimizer.param_groups[0]["lr"] == 1e-3
+    for_all = [*rules, {"match": "!head", "betas": [0.8, 0.9]}]
+    optimizer = built(net, {**ADAMW, "layer_decay": 0.5, "groups": for_all})
+    assert optimizer.param_groups[0]["lr"] == 1e-3
 
 
 def test_the_depths_of_timms_models_are_timms(monkeypatch: pytest.MonkeyPatch) -> None:
