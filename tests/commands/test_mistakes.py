@@ -20,7 +20,10 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "train.py evalute run": ("there is no command evalute", "Did you mean evaluate?"),
     "train.py seed=1 evalute run": ("there is no command evalute", "Did you mean evaluate?"),
     "train.py -m seed=randint(1,5)": ("seed: Unknown function 'randint'", "tag(log,interval(1e-4,1e-1))"),
-    "train.py export run --format=onnx": ("--format: there is no such flag", "Write it without dashes: format=onnx"),
+    "train.py export run --format=onnx": (
+        "--format=onnx: there is no such flag",
+        "Write it without dashes: format=onnx",
+    ),
     "train.py evaluate run run": ("run: 'run' is not key=value", "Write key=value"),
     "train.py evaluate empty": ("checkpoint: empty has no complete checkpoint", "Train with default_hooks.checkpoint"),
     "train.py evaluate run checkpoint=nope.pth": ("checkpoint: there is no checkpoint file nope.pth", "Name a file"),
