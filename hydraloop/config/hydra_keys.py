@@ -14,7 +14,7 @@ from typing import Any
 
 from hydra.conf import HydraConf
 from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from hydraloop.config import arguments
 from hydraloop.config.arguments import leaves
@@ -83,7 +83,11 @@ def check_typed(overrides: Sequence[Override], primary: DictConfig) -> None:
         raise UserError("an interpolation is refused here", key=_SEARCH_PATH, remedy=remedy)
     found = [OmegaConf.select(primary, _SEARCH_PATH)]
     found += [override.value() for override in overrides if override.key_or_group == _SEARCH_PATH]
-    for entry in (str(entry) for entries in found if entries is not None for entry in entries):
+    found = [entries for entries in found if entries is not None]
+    if not all(isinstance(entries, list | ListConfig) for entries in found):
+        remedy = "It takes a list: hydra.searchpath=[path/to/conf]"
+        raise UserError("this is not a list of folders", key=_SEARCH_PATH, remedy=remedy)
+    for entry in (str(entry) for entries in found for entry in entries):
         if "://" in entry and not entry.startswith("file://"):
             remedy = "Name the folder with the config files."
             raise UserError(f"{entry} is not a folder, and hydraloop uses no other", key=_SEARCH_PATH, remedy=remedy)
@@ -109,6 +113,9 @@ def check_composed(cfg: DictConfig) -> None:
         is_known = _is_read(key) or key.startswith(_SET_BY_HYDRA) or key.removeprefix(f"{_VARIABLES}.") in typed
         if is_set and not is_known:
             raise unused(key)
+    if not isinstance(hydra["sweeper"]["params"], dict | None):
+        remedy = "Write keys with their values: hydra.sweeper.params={seed: '1,2'}"
+        raise UserError("this is not a mapping", key="hydra.sweeper.params", remedy=remedy)
     names = hydra["verbose"] if isinstance(hydra["verbose"], list) else [hydra["verbose"]]
     if not isinstance(hydra["verbose"], bool) and not all(isinstance(name, str) for name in names):
         remedy = "Use true, false or names of loggers: hydra.verbose=[hydraloop]"

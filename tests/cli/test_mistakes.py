@@ -118,6 +118,8 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "~load_from": ("load_from", "Leave ~load_from out."),
     "~seed ++seed=[]": ("seed", "Use 0"),
     "hydra.verbose=[a,5]": ("hydra.verbose", "true, false or names of loggers"),
+    "hydra.searchpath=5": ("hydra.searchpath", "It takes a list"),
+    "-m hydra.sweeper.params=5": ("hydra.sweeper.params", "Write keys with their values"),
     "hydra.run.dir=${nope}": ("hydra.run.dir", "Name a key that exists"),
     "-m seed=1,2 hydra.sweep.dir=${nope}": ("hydra.sweep.dir", "Name a key that exists"),
     "hydra/launcher=joblib": ("hydra/launcher", "Leave it out."),
