@@ -117,8 +117,8 @@ def meant(key: str, known: Iterable[str], *, only_equal: bool = False) -> list[s
     if not (found or only_equal):
         close = close_names(name, ends.values(), cutoff=0.8)
         found = [one for one, end in ends.items() if end in close]
-    if len(found) > 3 and "." not in key:
-        return []
+    if "." not in key:
+        found = [one for one in found if "." not in one] or (found if len(found) <= 3 else [])
 
     def rank(one: str) -> tuple[bool, float]:
         return not one.startswith("sweep."), difflib.SequenceMatcher(None, key, one).ratio()

@@ -55,6 +55,7 @@ def test_close_names_are_best_first_and_limited() -> None:
         ("train.batch_sise", ["data.loader.batch_size"]),
         ("hoks", ["hooks"]),
         ("hook.ema.priority", ["hooks.ema.priority"]),
+        ("sed", ["seed"]),
         ("priority", []),
         ("val_every", []),
         ("cuda", []),
@@ -64,6 +65,7 @@ def test_close_names_are_best_first_and_limited() -> None:
 def test_the_key_that_is_meant(key: str, expected: list[str]) -> None:
     hooks = [f"hooks.{name}.priority" for name in ("ema", "tta", "freeze", "logger")]
     data = ["data", "data.loader.num_workers", "data.loader.batch_size"]
+    data += ["seed", *(f"data.{name}.seed" for name in ("train", "val", "test"))]
     other = ["optimizer.lr", "optimizer.every", "engine.max_epochs", "sweep.max_workers", "experiment_name", "hooks"]
     assert meant(key, [*hooks, *data, *other]) == expected
 
