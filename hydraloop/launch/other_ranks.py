@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, read_write
 
 from hydraloop.errors import PeerError, UserError
 from hydraloop.files.checkpoint_to_resume import FindResumePoint, ResumePoint, newest_checkpoint
@@ -72,7 +72,8 @@ class Peers:
             name: [entry for cache in caches for entry in cache.get(name, {}).items()] for name in _RESOLVED_BY_RANK_0
         }
         store = torchrun.of_this_start(torchrun.connect())
-        store.set(_PLAN, json.dumps({"paths": plan.paths(), "resolved": resolved_here, "digests": digests}))
+        sent = {"run_dir": cfg.hydra.run.dir, "paths": plan.paths(), "resolved": resolved_here, "digests": digests}
+        store.set(_PLAN, json.dumps(sent))
         self._has_plan = True
         others = [_agreement(rank) for rank in range(1, int(os.environ["WORLD_SIZE"]))]
         while not store.check(others):
@@ -100,6 +101,8 @@ class Peers:
         if sent is None:
             raise PeerError("rank 0 has no plan")
         plan = complete(RunPlan.from_paths(cfg, sent["paths"]))
+        with read_write(cfg.hydra):
+            cfg.hydra.run.dir = sent["run_dir"]  # as rank 0 has it: `paths` are absolute
         set_output_dir(cfg, plan)
         values = sent["resolved"]
         resolved_by_0 = {name: {tuple(key): value for key, value in values[name]} for name in _RESOLVED_BY_RANK_0}

@@ -77,7 +77,7 @@ def be(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def config(**values: Any) -> DictConfig:
     """A config with the node `hydra`."""
-    hydra = {"mode": None, "runtime": {"output_dir": "???"}, "output_subdir": None}
+    hydra = {"mode": None, "run": {"dir": "a"}, "runtime": {"output_dir": "???"}, "output_subdir": None}
     return OmegaConf.create({"hydra": hydra, **values})
 
 
@@ -117,9 +117,11 @@ def test_the_other_ranks_take_directory_time_and_run_id_from_rank_0(monkeypatch:
     OmegaConf.register_new_resolver("run_id", lambda: next(number), use_cache=True, replace=True)
     ours, theirs = (config(tag="${run_id:}", again="${run_id:}", api_key=key) for key in ("hunter2", "hunter3"))
     assert theirs.tag == 0
+    theirs.hydra.run.dir = "/run"
     plan = exchange(ours, theirs, monkeypatch)
     assert (plan.run_dir, plan.cfg.tag, plan.cfg.again) == (Path("/run"), 1, 1)
     assert plan.cfg.api_key == "hunter3", "each rank has its own secrets"
+    assert theirs.hydra.run.dir == "a", "the value of ${hydra:run.dir} is that of rank 0"
 
 
 @pytest.mark.usefixtures("store")
