@@ -48,8 +48,8 @@ class Composer:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._last: dict[tuple[str, ...], DictConfig | Exception] = {}
-        """The last two results of `compose`, or the errors, by overrides."""
+        self._results: dict[tuple[str, ...], DictConfig | Exception] = {}
+        """The results of `compose`, or the errors, by overrides."""
         self._is_group: dict[str, bool] = {}
         """The results of `is_group`."""
 
@@ -61,15 +61,14 @@ class Composer:
             Exception: raised by Hydra.
         """
         key = tuple(overrides)
-        if key not in self._last:  # composing takes about 100 ms, also if it fails
-            result: DictConfig | Exception
+        if key not in self._results:  # composing takes about 100 ms, also if it fails
             try:
-                result = self._composed(overrides, partial(hydra.compose, self.name, return_hydra_config=True))
+                self._results[key] = self._composed(
+                    overrides, partial(hydra.compose, self.name, return_hydra_config=True)
+                )
             except Exception as error:
-                result = error
-            before = list(self._last.items())[-1:]
-            self._last = dict([*before, (key, result)])
-        result = self._last[key]
+                self._results[key] = error
+        result = self._results[key]
         if isinstance(result, Exception):
             raise result
         return result

@@ -91,9 +91,9 @@ def failing_samples() -> GlobalBatchLoader:
 
 LOADERS: dict[str, Callable[[], Loaders]] = {
     "kept": lambda: Loaders(loader(), {"a": loader(), "b": loader()}, loader()),
-    "not kept": lambda: Loaders(fresh(), {"a": fresh(), "b": fresh()}, fresh()),
+    "not kept": lambda: Loaders(fresh(), fresh(), fresh()),
     "torch's": lambda: Loaders(from_torch(), from_torch(persistent=True), from_torch()),
-    "streams": lambda: Loaders(stream(train=True), {"a": stream(), "b": stream()}, stream()),
+    "streams": lambda: Loaders(stream(train=True), stream(), stream()),
 }
 
 
@@ -134,7 +134,6 @@ def not_collected() -> Iterator[None]:
     ("kind", "settings"),
     [
         ("kept", {"limit_train_batches": 3, "limit_val_batches": 1}),
-        ("not kept", {}),
         ("not kept", {"val_by_epoch": False, "val_interval": 3}),
         ("torch's", {"limit_train_batches": 3, "limit_val_batches": 1}),
         ("streams", {"limit_train_batches": 3, "limit_val_batches": 1}),

@@ -118,16 +118,20 @@ SUBMITIT = {
 """Parameters in a config file, and the one that is refused."""
 
 
-@pytest.mark.parametrize("written", SUBMITIT)
-def test_a_config_file_gives_submitit_no_commands(written: str, tmp_path: Path) -> None:
-    with submitit_in_a_file(tmp_path, written) as composing:
-        typed = "sweep.submitit.slurm_additional_parameters.nice=3"
-        with pytest.raises(UserError) as caught:
-            planned(f"-m seed=1,2 {typed}", composing)
-        key = f"sweep.submitit.{SUBMITIT[written]}"
-        assert caught.value.key == key
-        assert f"{key}=" in str(caught.value.remedy)
-        planned(f"-m seed=1,2 {typed} {key}=mine", composing)
+def test_a_config_file_gives_submitit_no_commands(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    for number, written in enumerate(SUBMITIT):
+        text = f"# @package sweep.submitit\n{written}\n"
+        (tmp_path / "experiment" / f"mine{number}.yaml").write_text(text)
+    typed = "-m seed=1,2 sweep.submitit.slurm_additional_parameters.nice=3"
+    with sweep_in_a_file(tmp_path, "executor: submitit") as composing:
+        for number, name in enumerate(SUBMITIT.values()):
+            with pytest.raises(UserError) as caught:
+                planned(f"{typed} +experiment=mine{number}", composing)
+            key = f"sweep.submitit.{name}"
+            assert caught.value.key == key
+            assert f"{key}=" in str(caught.value.remedy)
+        planned(f"{typed} +experiment=mine{number} {key}=mine", composing)
 
 
 def test_a_config_file_chooses_harmless_parameters_of_submitit(tmp_path: Path) -> None:
