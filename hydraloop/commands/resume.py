@@ -41,11 +41,9 @@ def check_resume(path: Path, lines: Sequence[str], composer: Composer) -> Draft:
     """
     run_dir = run_of(path) if path.exists() else None
     if run_dir is None or not holds_run(run_dir):
-        raise UserError(
-            f"{path} is neither a run directory nor a checkpoint of one",
-            key=NAME,
-            remedy=missing_path(path, "Name one, outputs/<date>/<run>."),
-        )
+        otherwise = f"Name one, outputs/<date>/<run>. For a sweep, repeat its command with sweep.resume={path}"
+        problem = f"{path} is neither a run directory nor a checkpoint of one"
+        raise UserError(problem, key=NAME, remedy=missing_path(path, otherwise))
     ALLOWLIST.distrust(run_dir)
 
     @cache

@@ -99,7 +99,8 @@ def holds_run(directory: Path) -> bool:
 def check_holds_run(directory: Path) -> None:
     """Refuse a directory in which no run was started."""
     if not holds_run(directory):
-        remedy = missing_path(directory, "Name one, outputs/<date>/<run>.")
+        otherwise = "Name one, outputs/<date>/<run>, or a job of a sweep. checkpoint=FILE selects a checkpoint."
+        remedy = missing_path(directory, otherwise)
         raise UserError(f"{directory} is not a run directory", key="run", remedy=remedy)
 
 

@@ -14,7 +14,7 @@ from tests.sweeps import written
 
 MISTAKES: dict[str, tuple[str, str]] = {
     # command line: (problem, remedy)
-    "train.py evaluate nope": ("run: nope is not a run directory", "Name one, outputs/<date>/<run>."),
+    "train.py evaluate nope": ("run: nope is not a run directory", "Name one, outputs/<date>/<run>, or a"),
     "train.py evaluate split=val": ("run: split=val is not a run directory", "Name one"),
     "train.py evaluate": ("evaluate: it needs a run directory", "Write python train.py evaluate outputs/<date>/<run>."),
     "train.py evalute run": ("there is no command evalute", "Did you mean evaluate?"),
@@ -54,6 +54,8 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "train.py resume -m run": ("--multirun: resume continues in this terminal", "Leave it out."),
     "train.py resume run -cn mine": ("--config-name=mine: resume continues in this terminal", "Leave it out."),
     "train.py resume gone": ("resume: gone is neither a run directory nor a checkpoint of one", "outputs/<date>/<run>"),
+    "train.py resume sweep": ("resume: sweep is neither a run directory", "its command with sweep.resume=sweep"),
+    "train.py evaluate run/checkpoints": ("run: run/checkpoints is not a run directory", "checkpoint=FILE selects"),
     "train.py resume run engine.max_epoch=1": (
         "engine.max_epoch: there is no such key",
         "Did you mean engine.max_epochs",
