@@ -42,7 +42,8 @@ class LossCheck:
     """Refuses to continue training with a loss, and to save or end with weights, that are not finite.
 
     The losses are kept on their device, without a host sync, and checked at each record, before a checkpoint and at the
-    end of training. The loss of an optimizer step that is skipped (fp16, `grad_clip.skip_nonfinite`) does not count.
+    end of training. The loss of an optimizer step that is skipped (fp16, `skip_step`) does not count, so a window is
+    checked after its hooks have decided.
 
     Args:
         run: the parts of the run.
@@ -56,8 +57,8 @@ class LossCheck:
         """The losses of the open accumulation window."""
         self._unchecked = 0
         """Iterations since the last check, the same on every rank."""
-        self.may_skip = run.precision.name == "fp16"
-        """Whether optimizer steps may be skipped, so that the losses of an open window may not count."""
+        self._checks_at_step = False
+        """Whether a hook wants a check before the next optimizer step."""
         self.fail: Callable[[BadLoss | None, int], None] = self._fail
         """Called on every rank with this rank's first loss that is not finite, and with the rank that had one first. A
         hook may replace it by a function that raises an error with more in it."""
@@ -78,6 +79,7 @@ class LossCheck:
         """Forget an earlier use of the engine: its losses, and how it has ended."""
         self._diverged = False
         self._kept, self._open, self._unchecked = [], [], 0
+        self._checks_at_step = False
         self._run.precision.diverged = False
 
     def keep(self, batch_idx: int, step: str, loss: Tensor | None) -> None:
@@ -91,6 +93,23 @@ class LossCheck:
         if loss is not None:
             self._open.append((self._progress.iteration + 1, self._progress.epoch, batch_idx, step, loss))
         self._unchecked += 1
+
+    def check_at_step(self) -> None:
+        """Ask for a check before the next optimizer step that no hook skips; called on every rank."""
+        self._checks_at_step = True
+
+    def before_step(self) -> None:
+        """Make the check that `check_at_step` has asked for. With fp16, the step may still be skipped.
+
+        Raises:
+            UserError: as `check`.
+        """
+        if self._checks_at_step:
+            self._checks_at_step = False
+            if self._run.precision.name != "fp16":
+                self._kept += self._open
+                self._open = []
+            self.check()
 
     def end_window(self, *, stepped: bool) -> None:
         """Let the losses of the accumulation window count if its optimizer step was taken.
@@ -135,7 +154,7 @@ class LossCheck:
 
     def first(self) -> BadLoss | None:
         """Return the first loss of this rank that is not finite; None without one. One host sync."""
-        kept = self._kept if self.may_skip else self._kept + self._open
+        kept = self._kept
         scalars = [loss.reshape(()) if loss.ndim else loss for *_, loss in kept]  # reshape takes 1 µs
         losses: list[float] = torch.stack(scalars).tolist() if kept else []
         at = next((at for at, loss in enumerate(losses) if not math.isfinite(loss)), None)
@@ -155,8 +174,6 @@ class LossCheck:
             # A NaN reaches the other ranks with the gradients, so the origin is the rank that had it first.
             self.fail(bad, min((iteration, rank) for rank, iteration in enumerate(iterations) if iteration)[1])
         self._kept, self._unchecked = [], 0
-        if not self.may_skip:
-            self._open = []
 
     def _fail(self, bad: BadLoss | None, culprit: int) -> None:
         mine = "" if bad is None else f"the loss{of_step(bad)} is {bad.loss} at iteration {bad.iteration}"

@@ -28,7 +28,7 @@ class Precision:
     dtype: torch.dtype | None = None
     """The dtype in which autocast computes; None: that of the tensors."""
     skipped: int = 0
-    """Optimizer steps skipped until now, in the whole run: by fp16, or by `grad_clip.skip_nonfinite`."""
+    """Optimizer steps skipped until now, in the whole run: by fp16, or by `skip_step`."""
     diverged: bool = False
     """Whether gradients are not finite at any loss scale, so that fp16 has ended the run."""
 

@@ -144,11 +144,13 @@ class Stepper:
         if self._skip_requested:
             self._precision.skip()
             stepped = False
-        elif self.uses_closure:
-            self._step_with_closure(batch_idx, batch, outputs)
-            stepped = True
         else:
-            stepped = self._precision.step(self.optimizer)  # fp16 skips the step if a gradient has overflowed
+            self._loss_check.before_step()
+            if self.uses_closure:
+                self._step_with_closure(batch_idx, batch, outputs)
+                stepped = True
+            else:
+                stepped = self._precision.step(self.optimizer)  # fp16 skips the step if a gradient has overflowed
 
         # Drop the gradients. Optimizer.zero_grad also calls the profiler: 4 % of an iteration of a small model.
         for group in self.optimizer.param_groups:

@@ -37,8 +37,8 @@ class CheckInvalidLossHook(Hook):
     error names the first iteration whose loss was not finite, the samples of its batch (only the number of the batch if
     the loader is not hydraloop's), and the current norms of the parameters: of those that are not finite, else the
     largest norms. With `interval=1`, it is raised before the optimizer step that would make the weights NaN. The loss
-    of a step that is skipped (fp16, `grad_clip.skip_nonfinite`) does not count. With several ranks, all end with the
-    error of the rank where it began.
+    of a step that is skipped (fp16, `skip_step`) does not count. With several ranks, all end with the error of the rank
+    where it began.
 
     Priority NORMAL, MMDetection's. Cost: one host sync per check, and with several ranks one exchange between the
     hosts; no host sync in between. No state. Options: `CheckInvalidLossHookConf`. From MMDetection's
@@ -56,17 +56,18 @@ class CheckInvalidLossHook(Hook):
         engine.loss_check.fail = partial(self._fail, engine)
 
     def after_backward(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """Check the losses every `interval` iterations.
-
-        Raises:
-            InvalidLossError: one is not finite.
-            PeerError: one is not finite on another rank.
-        """
+        """Every `interval` iterations, ask for a check before the optimizer step."""
         now = engine.progress.iteration + 1  # the counters move after the step
         if now == engine.max_iters or self._fires_at(now):
-            engine.loss_check.check()
+            engine.loss_check.check_at_step()
 
     def _fail(self, engine: Engine, bad: BadLoss | None, culprit: int) -> None:
+        """Raise the error.
+
+        Raises:
+            InvalidLossError: a loss of this rank is not finite.
+            PeerError: a loss of another rank is not finite.
+        """
         engine.loss_check.end_diverged()
         norms = _norms(engine)
         problem = engine.distributed.gather("" if bad is None else _message(engine, bad, norms))[culprit]

@@ -80,22 +80,19 @@ class GradClipHook(Hook):
             self.idle_points = ("before_train", "before_optimizer_step", "after_train_iter")
 
     def before_train(self, engine: Engine) -> None:
-        """Tell the engine whether steps may be skipped.
+        """Begin to count skipped steps.
 
         Raises:
             UserError: the optimizer has a closure, with which no step can be skipped.
         """
         self._in_a_row.clear()
         self._skips = self.skip_nonfinite and engine.run.precision.name != "fp16"
-        if not self._skips:
-            return
-        if engine.stepper.uses_closure:
+        if self._skips and engine.stepper.uses_closure:
             raise UserError(
                 f"the step of {type(engine.optimizer).__name__} computes the loss several times and cannot be skipped",
                 key=f"{self.key}.skip_nonfinite",
                 remedy=f"Set {self.key}.skip_nonfinite=false.",
             )
-        engine.loss_check.may_skip = True
 
     def before_optimizer_step(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Clip, or skip the step.

@@ -99,6 +99,20 @@ def test_steps_that_fp16_has_skipped_do_not_count(tmp_path: Path) -> None:
         assert all(bool(value.isfinite().all()) for value in engine.model.parameters())
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_the_loss_of_a_step_that_any_hook_skips_does_not_count(accumulate: int, tmp_path: Path) -> None:
+    """The hook only calls `skip_step`. The records and `check_invalid_loss` look at the loss inside the window."""
+
+    def skip_bad(engine: Engine) -> None:
+        if any(parameter.grad is not None and parameter.grad.isnan().any() for parameter in engine.model.parameters()):
+            engine.skip_step()
+
+    more = {"skip": at("before_optimizer_step", skip_bad, nth=0), "check": CheckInvalidLossHook(interval=1)}
+    engine = engine_of(tmp_path, hooks(interval=1, **more), train=planted(7), accumulate=accumulate, max_epochs=1)
+    assert engine.train().status == "finished"
+    assert engine.progress.optimizer_step == 20 // accumulate - 1
+
+
 def test_a_run_that_fp16_ends_because_all_steps_are_skipped_has_nan_too(tmp_path: Path) -> None:
     """Otherwise a sweep would repeat it."""
     train = [(inputs, targets * math.nan) for inputs, targets in batches(20)]
