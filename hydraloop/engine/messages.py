@@ -141,6 +141,9 @@ class Messages:
     def add(self, name: str, value: float | Tensor, weight: float | Tensor | None = None) -> None:
         """Add one iteration's value: a float, or a detached scalar tensor, which stays on its device (no host sync).
 
+        In `after_train_epoch`, call it before the `logger` hook, whose priority is 60: it then makes the record that
+        closes the epoch. A later value is in the next record, and after the last epoch in none.
+
         Args:
             name: in the record.
             value: of this rank.
