@@ -336,6 +336,21 @@ def test_a_finished_run_resumed_from_its_last_iteration_has_ended_its_last_epoch
     assert resumed.evaluator.test_metrics == straight.evaluator.test_metrics
 
 
+@pytest.mark.parametrize(
+    ("batch", "lines"), [(BATCH, []), (2, ["a global batch has 2 samples, and had 4 in the checkpoint"])]
+)
+def test_only_another_size_of_a_global_batch_is_in_the_log(
+    batch: int, lines: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The epochs of a run that is resumed on other ranks have other lengths; a line says why."""
+    _engine(tmp_path / "straight", 1, max_epochs=1).train()
+    monkeypatch.setattr(f"{__name__}.BATCH", batch)
+    resumed = _engine(tmp_path / "resumed", 2, resume=tmp_path / "straight" / "checkpoints" / "epoch_1.pth")
+    with caplog.at_level("INFO"):
+        resumed.validate()
+    assert [line for line in caplog.messages if "global batch" in line] == lines
+
+
 @pytest.mark.parametrize("evaluation", ["validate", "test"])
 def test_an_evaluation_before_training_changes_nothing(tmp_path: Path, evaluation: str) -> None:
     _engine(tmp_path / "straight", 1).train()

@@ -76,7 +76,7 @@ def test_a_copy_keeps_ties_strides_and_containers() -> None:
     staging, weight = Staging(), torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last)
     state: OrderedDict[str, Any] = OrderedDict(first=weight, second=weight.view(2, 3, 4, 5), number=[1, ("a", None)])
     state._metadata = {"": {"version": 2}}  # type: ignore[attr-defined]  # as in a module's state dict
-    copied = staging.copy({"state_dict": state, "sparse": torch.eye(2).to_sparse()})
+    copied = staging.copy({"state_dict": state, "sparse": torch.eye(2).to_sparse(), "meta": weight.to("meta")})
     assert copied is not None
     found = copied["state_dict"]
     assert found["first"] is found["second"]
@@ -86,6 +86,7 @@ def test_a_copy_keeps_ties_strides_and_containers() -> None:
     assert (found["number"], found._metadata) == (state["number"], {"": {"version": 2}})
     assert found["number"] is not state["number"]
     assert torch.equal(copied["sparse"].to_dense(), torch.eye(2))
+    assert copied["meta"].is_meta
 
 
 def test_tensors_share_few_allocations_but_no_storage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
