@@ -24,13 +24,18 @@ def test_calls_of_import_module_point_downwards_as_imports_do() -> None:
     for path in (ROOT / "hydraloop").rglob("*.py"):
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "import_module":
+            if isinstance(node, ast.Call) and _last_name(node.func) == "import_module":
                 target = node.args[0].value if isinstance(node.args[0], ast.Constant) else None
                 if not isinstance(target, str) or not target.startswith("hydraloop."):
                     continue
                 if target.split(".")[1] != module.split(".")[1] and floor_of(target) <= floor_of(module):
                     upwards.append(f"{module} -> {target}")
     assert upwards == []
+
+
+def _last_name(node: ast.AST) -> str:
+    """`b` of `a.b`, and of `b`. Other nodes have none."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 BORN = {
@@ -55,8 +60,9 @@ def test_every_place_that_starts_a_process_is_known() -> None:
     for path in (ROOT / "hydraloop").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) or (isinstance(node, ast.Name) and node.id == "start_processes"):
-                *module, name = ast.unparse(node.func if isinstance(node, ast.Call) else node).split(".")
-                is_start = name in starts and module[:1] != ["psutil"]
-                if is_start or (module == ["subprocess"] and name in ("run", "call", "check_call", "check_output")):
+                called = node.func if isinstance(node, ast.Call) else node
+                name, module = _last_name(called), _last_name(getattr(called, "value", called))
+                is_start = name in starts and module != "psutil"
+                if is_start or (module == "subprocess" and name in ("run", "call", "check_call", "check_output")):
                     found.add(f"{path.relative_to(ROOT / 'hydraloop')} {name}")
     assert found == set(BORN)

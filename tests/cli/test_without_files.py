@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import torch
 from omegaconf import DictConfig
@@ -33,6 +32,8 @@ def batches(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def test_a_model_and_batches_train_with_the_defaults_of_a_project(tmp_path: Path) -> None:
+    import pandas
+
     data = {"train": batches(6), "val": batches(2)}
     engine = hydraloop.build(compose("optimizer.lr=0.1"), task=nn.Linear(4, 4), loaders=data)
     result = engine.train()
@@ -42,7 +43,7 @@ def test_a_model_and_batches_train_with_the_defaults_of_a_project(tmp_path: Path
 
     rows = engine.records()
     assert rows == hydraloop.records(engine.run_dir)
-    frame = pd.DataFrame(rows)
+    frame = pandas.DataFrame(rows)
     assert [*frame.columns[:3]] == ["mode", "epoch", "iteration"]
     assert frame[frame["mode"] == "train"]["iteration"].tolist() == [2, 4, 6, 8, 10, 12]
     assert frame[frame["mode"] == "val"]["accuracy"].iloc[-1] == result.val_metrics["accuracy"] > 0.5

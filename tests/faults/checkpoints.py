@@ -24,7 +24,6 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.distributed.tensor import Shard, distribute_tensor
 
 from hydraloop.engine.checkpoint.format import load, write
 from hydraloop.engine.distributed.process_group import connect
@@ -46,6 +45,8 @@ SHARD = "shard"
 
 def put_shard(rank: int, path: Path, port: int, state: dict[str, Tensor]) -> None:
     """Write the shards of two ranks, and rank 0's file."""
+    from torch.distributed.tensor import Shard, distribute_tensor
+
     os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank), MASTER_ADDR="localhost")
     os.environ.update(MASTER_PORT=str(port), LOCAL_WORLD_SIZE="2")
     distributed = connect(DistributedConf(strategy="fsdp2"), "cpu")

@@ -7,8 +7,6 @@ import sys
 
 import pytest
 
-from tests.faults.command_lines import judged
-
 
 @pytest.mark.slow
 def test_random_command_lines_end_in_success_or_one_message() -> None:
@@ -41,4 +39,6 @@ def test_random_command_lines_end_in_success_or_one_message() -> None:
     ],
 )
 def test_an_end_is_judged(code: int | None, text: str, end: str) -> None:
+    from tests.faults.command_lines import judged  # imports Hypothesis
+
     assert judged(code, text) == end

@@ -6,16 +6,18 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from mlflow import MlflowClient
-from mlflow.entities import Run as MLflowRun
 
 from hydraloop.files.metrics_log import Record
 from hydraloop.tracking.mlflow import DEFAULTS, MLflowTracker, prepare
 from hydraloop.tracking.mlflow_runs import connected, unsynced
 from hydraloop.tracking.tracker import Attempt, Run
+
+if TYPE_CHECKING:  # else each process of the tests imports MLflow, which takes seconds
+    from mlflow import MlflowClient
+    from mlflow.entities import Run as MLflowRun
 
 QUIET = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 """MLflow's client uses deprecated functions of SQLAlchemy and others; for `pytestmark`."""
@@ -82,6 +84,8 @@ def opened(run: Run, memory: dict[str, Any] | None = None, **options: Any) -> ML
 
 def client(uri: str | None = None) -> MlflowClient:
     """A client of the database in the working directory, or of another address."""
+    from mlflow import MlflowClient
+
     return MlflowClient(tracking_uri=uri or f"sqlite:///{Path.cwd()}/mlflow.db")
 
 

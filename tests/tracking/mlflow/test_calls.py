@@ -5,18 +5,13 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
-from mlflow import MlflowClient
-from mlflow.environment_variables import (
-    MLFLOW_ENABLE_ASYNC_LOGGING,
-    MLFLOW_HTTP_REQUEST_MAX_RETRIES,
-    MLFLOW_HTTP_REQUEST_TIMEOUT,
-)
-from mlflow.exceptions import MlflowException, RestException, get_error_code
 from PIL import Image
 
 from hydraloop.tracking.follower import described
@@ -29,12 +24,16 @@ __all__ = ["empty_database", "folder"]
 pytestmark = QUIET
 
 
-def of(code: str) -> RestException:
+def of(code: str) -> Exception:
+    from mlflow.exceptions import RestException
+
     return RestException({"error_code": code, "message": "what happened"})
 
 
-def answer(status: int) -> MlflowException:
+def answer(status: int) -> Exception:
     """An answer of a proxy without MLflow's code, as MLflow's client raises it."""
+    from mlflow.exceptions import MlflowException, get_error_code
+
     text = f"API request to endpoint /x failed with error code {status} != 200. Response body: '{'<b>no</b>' * 200}'"
     return MlflowException(text, error_code=get_error_code(status))
 
@@ -47,29 +46,29 @@ def of_a_store(status: int) -> requests.HTTPError:
 
 
 @pytest.mark.parametrize(
-    ("error", "kind", "text"),
+    ("make", "argument", "kind", "text"),
     [
-        (of("INVALID_PARAMETER_VALUE"), RefusedError, "what happened"),
-        (of("RESOURCE_DOES_NOT_EXIST"), GoneError, "the run does not exist there any more"),
-        (of("RESOURCE_ALREADY_EXISTS"), BusyError, "what happened"),
-        (of("INTERNAL_ERROR"), BusyError, "what happened"),
-        (of("TEMPORARILY_UNAVAILABLE"), BusyError, "what happened"),
-        (of("UNAUTHENTICATED"), UnusableError, "the server denies access: set MLFLOW_TRACKING_USERNAME"),
-        (answer(403), UnusableError, "the server denies access: set MLFLOW_TRACKING_USERNAME"),
-        (answer(404), ConnectionError, "the answer is not from an MLflow server; see hooks.mlflow.tracking_uri"),
-        (answer(502), BusyError, "failed with error code 502"),
-        (of_a_store(403), UnusableError, "the server denies access: set MLFLOW_TRACKING_USERNAME"),
-        (of_a_store(413), RefusedError, "no"),
-        (of_a_store(500), BusyError, "no"),
-        (ValueError("no image"), RefusedError, "no image"),
-        (ModuleNotFoundError("No module named 'psycopg'"), UnusableError, "No module named 'psycopg'"),
+        (of, "INVALID_PARAMETER_VALUE", RefusedError, "what happened"),
+        (of, "RESOURCE_DOES_NOT_EXIST", GoneError, "the run does not exist there any more"),
+        (of, "RESOURCE_ALREADY_EXISTS", BusyError, "what happened"),
+        (of, "INTERNAL_ERROR", BusyError, "what happened"),
+        (of, "TEMPORARILY_UNAVAILABLE", BusyError, "what happened"),
+        (of, "UNAUTHENTICATED", UnusableError, "the server denies access: set MLFLOW_TRACKING_USERNAME"),
+        (answer, 403, UnusableError, "the server denies access: set MLFLOW_TRACKING_USERNAME"),
+        (answer, 404, ConnectionError, "the answer is not from an MLflow server; see hooks.mlflow.tracking_uri"),
+        (answer, 502, BusyError, "failed with error code 502"),
+        (of_a_store, 403, UnusableError, "the server denies access: set MLFLOW_TRACKING_USERNAME"),
+        (of_a_store, 413, RefusedError, "no"),
+        (of_a_store, 500, BusyError, "no"),
+        (ValueError, "no image", RefusedError, "no image"),
+        (ModuleNotFoundError, "No module named 'psycopg'", UnusableError, "No module named 'psycopg'"),
     ],
 )
 def test_errors_are_told_apart_by_their_class_code_and_status(
-    error: Exception, kind: type[Exception], text: str
+    make: Callable[[Any], Exception], argument: Any, kind: type[Exception], text: str
 ) -> None:
     with pytest.raises(kind) as raised, calls():
-        raise error
+        raise make(argument)
     assert type(raised.value) is kind
     assert text in described(raised.value)
     assert len(described(raised.value)) < 400
@@ -86,6 +85,8 @@ def test_what_is_refused_because_the_run_is_gone(gone: bool, kind: type[Exceptio
 
 
 def test_the_user_s_settings_have_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_MAX_RETRIES, MLFLOW_HTTP_REQUEST_TIMEOUT
+
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "7")
     monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES")
     prepare()
@@ -94,6 +95,8 @@ def test_the_user_s_settings_have_precedence(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_call_sends_before_it_returns_whatever_the_user_s_own_code_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a record would count as sent that is lost with the process."""
+    from mlflow.environment_variables import MLFLOW_ENABLE_ASYNC_LOGGING
+
     monkeypatch.setenv("MLFLOW_ENABLE_ASYNC_LOGGING", "true")
     prepare()
     assert not MLFLOW_ENABLE_ASYNC_LOGGING.get()
@@ -101,6 +104,8 @@ def test_a_call_sends_before_it_returns_whatever_the_user_s_own_code_does(monkey
 
 def read(uri: str) -> str:
     """What a user reads of a call to an address that does not work."""
+    from mlflow import MlflowClient
+
     with pytest.raises(ConnectionError) as raised, calls():
         MlflowClient(tracking_uri=uri).get_run("0" * 32)
     return described(raised.value)

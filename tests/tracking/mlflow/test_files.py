@@ -11,7 +11,6 @@ from typing import Any
 from zipfile import ZipFile
 
 import pytest
-from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 from PIL import Image
 
 from hydraloop.files.metrics_log import LoggedObject, Record
@@ -71,6 +70,8 @@ def test_a_picture_whose_storing_fails_halfway_is_there_once(
     folder: Path, calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without any file, or with the first of two files."""
+    from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
+
     run = run_in(folder / "run")
     tracker = opened(run)
     send_files(tracker)

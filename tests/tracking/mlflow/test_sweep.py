@@ -6,15 +6,16 @@ import json
 import multiprocessing
 import time
 from pathlib import Path
-from typing import Any
-
-from mlflow.entities import Run as MLflowRun
+from typing import TYPE_CHECKING, Any
 
 from hydraloop.files.run_directory import SWEEP_FILE
 from hydraloop.tracking.mlflow import MLflowTracker
 from hydraloop.tracking.mlflow_runs import ensure_parent
 from hydraloop.tracking.tracker import Ending, Finish, Run, Sweep
 from tests.tracking.mlflow.runs import QUIET, attempt, client, empty_database, folder, found, opened
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run as MLflowRun
 
 __all__ = ["empty_database", "folder"]
 pytestmark = QUIET
