@@ -144,8 +144,8 @@ def said(one: subprocess.Popen[str]) -> str:
 
 
 def test_of_many_that_start_at_once_one_takes_it(tmp_path: Path) -> None:
-    several = [process(tmp_path, "race") for _ in range(6)]
-    assert [said(one) for one in several] == ["ready"] * 6
+    several = [process(tmp_path, "race") for _ in range(3)]
+    assert [said(one) for one in several] == ["ready"] * 3
     for one in several:
         assert one.stdin is not None
         one.stdin.write("go\n")
@@ -153,7 +153,7 @@ def test_of_many_that_start_at_once_one_takes_it(tmp_path: Path) -> None:
     outputs = sorted(map(said, several))
     for one in several:
         one.communicate("")
-    assert outputs == ["refused"] * 5 + ["taken"]
+    assert outputs == ["refused"] * 2 + ["taken"]
 
 
 def test_the_workers_of_a_killed_run_do_not_hold_it(tmp_path: Path) -> None:
