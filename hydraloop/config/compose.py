@@ -149,7 +149,10 @@ class Composer:
         """Return whether `key=` selects an option of a config group in Hydra."""
         if key not in self._is_group:
             sources = GlobalHydra.instance().config_loader().get_sources()
-            self._is_group[key] = any(source.is_group(key) for source in sources)
+            try:
+                self._is_group[key] = any(source.is_group(key) for source in sources)
+            except OSError as error:
+                raise UserError(error.strerror or str(error), key=key, remedy="Give it a shorter name.") from error
         return self._is_group[key]
 
     def groups(self) -> list[str]:

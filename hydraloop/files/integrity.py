@@ -11,6 +11,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from hydraloop.files.atomic import open_regular
+
 SAFETENSORS = ".safetensors"
 """Suffix of a file with only a state dict, which any framework can read."""
 CHECKSUM = "crc32"
@@ -154,7 +156,7 @@ def _in_safetensors(path: Path) -> str | None:
 
 def _sum_of(path: Path) -> tuple[int, int]:
     """Return the CRC-32 of the file, without its checksum, and the checksum's position; 0 if the file has none."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         start = file.read(8)
         start += file.read(min(int.from_bytes(start, "little"), path.stat().st_size))
         found = _CHECKSUM.search(start)
@@ -167,7 +169,7 @@ def _sum_of(path: Path) -> tuple[int, int]:
 def _in_zip(path: Path, rank: int, ranks: int, tensors: bool) -> str | None:
     import zipfile
 
-    with zipfile.ZipFile(path) as archive:
+    with open_regular(path) as file, zipfile.ZipFile(file) as archive:
         members = archive.infolist()
         for member in members:
             if member.external_attr & _DIRECTORY or member.compress_size != member.file_size:

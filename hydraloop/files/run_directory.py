@@ -144,7 +144,9 @@ def record_checkpoint_folder(run_dir: Path, folder: Path) -> None:
 
 
 def check_links(directory: Path, *, key: str) -> None:
-    """Refuse links in a directory that lead out of it: a resumed run would write there, and may come from anywhere.
+    """Refuse links in a directory that lead out of it, and pipes: a resumed run would write there, or wait.
+
+    The run may come from anywhere.
 
     The directory itself, and those above it, may be links, and so may the files of W&B, which links its own logs.
 
@@ -154,6 +156,9 @@ def check_links(directory: Path, *, key: str) -> None:
     inside = directory.resolve()
     for link in _links(directory):
         target = Path(os.path.realpath(link))
+        if target.is_fifo():
+            remedy = "If it is yours, delete it. Otherwise do not resume this run."
+            raise UserError(f"{link} is not a regular file", key=key, remedy=remedy)
         if not target.is_relative_to(inside):
             moved = f"rm {shlex.quote(link)} && mv {shlex.quote(str(target))} {shlex.quote(link)}"
             raise UserError(
@@ -169,7 +174,7 @@ def _links(directory: Path | str, *, is_run: bool = True) -> Iterator[str]:
         entries = list(os.scandir(directory))
         is_run = is_run or RECORDS in [entry.name for entry in entries]  # a job of a sweep
         for entry in entries:
-            if entry.is_symlink():
+            if entry.is_symlink() or not (entry.is_file() or entry.is_dir()):
                 yield entry.path
             elif entry.is_dir() and not (is_run and entry.name == "wandb"):
                 yield from _links(entry.path, is_run=False)

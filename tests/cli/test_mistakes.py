@@ -73,6 +73,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "hooks=[ema] hooks.profiler.priority=30": ("hooks.profiler", "'hooks=[ema,profiler]' hooks.profiler.priority=30"),
     "+hooks.profiler.priority=30": ("hooks.profiler", "Select it: hooks=[profiler]"),
     "hooks.mine.priority=30": ("hooks.mine", "+hooks.mine._target_=package.Class"),
+    f"+hooks.{'x' * 300}._target_=my_project.hooks.MyHook": (f"hooks.{'x' * 300}._target_", "Give it a shorter name."),
     "+hooks.mine.priority=30": ("hooks.mine", "Add +hooks.mine._target_=package.Class"),
     "+hooks.mine=my_project.hooks.MyHook": ("hooks.mine", "To add a custom hook: +hooks.mine._target_="),
     "hooks=ema hooks.ema={priority:30,momentm:0.1}": ("hooks.ema.momentm", "Did you mean hooks.ema.momentum"),

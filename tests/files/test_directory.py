@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -42,3 +43,10 @@ def test_links_out_of_a_run_are_refused_but_not_those_to_logs_of_wandb() -> None
         with pytest.raises(UserError, match=f"^resume: {link} is a link to .*/elsewhere, outside of run"):
             run_directory.check_links(Path("run"), key="resume")
         Path(link).unlink()
+
+
+def test_a_pipe_in_a_run_that_is_resumed_is_refused() -> None:
+    Path("run").mkdir()
+    os.mkfifo("run/train.log")
+    with pytest.raises(UserError, match=r"^resume: run/train.log is not a regular file"):
+        run_directory.check_links(Path("run"), key="resume")

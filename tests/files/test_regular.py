@@ -12,7 +12,16 @@ import pytest
 
 from hydraloop.engine.checkpoint import format as checkpoint_format
 from hydraloop.errors import UserError
-from hydraloop.files import atomic, checkpoint_files, config_yaml, lock, metrics_log, metrics_writer, run_directory
+from hydraloop.files import (
+    atomic,
+    checkpoint_files,
+    config_yaml,
+    integrity,
+    lock,
+    metrics_log,
+    metrics_writer,
+    run_directory,
+)
 from hydraloop.files.result import Result, digest
 from hydraloop.sweeps import job_states, sweep_directory
 from hydraloop.tracking.cursor import Cursor
@@ -25,6 +34,7 @@ READERS: dict[str, tuple[str, Callable[[Path], Any], Any]] = {
     "state of a job": (job_states.FILENAME, job_states.read, None),
     "sweep": (sweep_directory.FILENAME, sweep_directory.read_description, UserError),
     "holder of a lock": (".lock.json", lock._hint, lock.Holder()),
+    "checkpoint": ("a.pth", lambda folder: integrity.damage(folder / "a.pth") is not None, True),
     "last checkpoint": ("last_checkpoint", checkpoint_files.candidates, []),
     "overrides": (".hydra/overrides.yaml", run_directory.typed_overrides, []),
     "config": ("config.yaml", lambda folder: config_yaml.loaded(folder / "config.yaml", "it"), UserError),
@@ -100,4 +110,4 @@ def test_a_checkpoint_of_zeros_in_a_small_archive_is_not_loaded(tmp_path: Path) 
         archive.writestr("epoch_1/data.pkl", bytes(50_000_000))
     with pytest.raises(UserError, match="is damaged: its members are compressed"):
         checkpoint_format.load(file, key="resume")
-    assert "table of contents" in str(checkpoint_files.damage(file))
+    assert "table of contents" in str(integrity.damage(file))
