@@ -7,9 +7,11 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
+from hydraloop.commands.report.run_data import Curve, charts
 from hydraloop.files.lock import RunLock
 from hydraloop.files.metrics_writer import RecordLog
 from tests.report.written import HOSTILE, Page, report, write_run
@@ -30,7 +32,7 @@ def test_a_run_has_its_curves_its_config_and_what_hooks_have_logged(tmp_path: Pa
     log.close()
     assert report(run) == 0
     page = Page(run / "report.html")
-    curves = ["loss", "accuracy", "Learning rate", "Time of an iteration [s]", "Peak memory [MiB]"]
+    curves = ["loss", "accuracy", "Learning rate", "Time of an iteration [s]"]
     assert page.captions == [*curves, "val/seen, iteration 30", "val/worst, iteration 200"]
     assert "finished" in page.text
     assert page.body.count("data:image/png;base64,") == 1
@@ -41,6 +43,12 @@ def test_a_run_has_its_curves_its_config_and_what_hooks_have_logged(tmp_path: Pa
     known = {"model": "Net", "parameters": "4,547", "data": "Spirals: train 9 samples", "experiment": "arms"}
     assert page.facts.items() >= known.items()
     assert page.commands == ["python train.py optimizer.lr=0.01"]
+
+
+@pytest.mark.parametrize(("last", "titles"), [(104.0, []), (106.0, ["Peak memory [MiB]"])])
+def test_a_chart_of_memory_needs_a_change(last: float, titles: list[str]) -> None:
+    memory = Curve(np.array([10, 20]), np.array([100.0, last]))
+    assert [title for title, _ in charts({"run": {"perf/memory": memory}})] == titles
 
 
 def test_names_with_html_are_text(tmp_path: Path) -> None:
@@ -100,7 +108,7 @@ def links_out_of_the_run(run: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "shown", "hidden"),
     [
-        (no_records, "There are no records.", "Peak memory"),
+        (no_records, "There are no records.", "Learning rate"),
         (torn_line, "finished", "no records"),
         (without_a_config, "The run has no config.", "finished"),
         (failed, "last line", "first line"),

@@ -36,6 +36,8 @@ _TITLES = {  # in this order
     "time": "Time of an iteration [s]",
     "memory": "Peak memory [MiB]",
 }
+_NEARLY_CONSTANT = 1.05
+"""The ratio of the greatest and the least memory up to which there is no chart of it."""
 ACCENT, QUIET = "#e8590c", "#868e96"
 """Colors of the best curve and of the others, on light and on dark pages."""
 _COLORS = ("#1f77b4", "#f08c00", "#2f9e44", "#d6336c", "#7048e8", "#0c8599", "#a87132", QUIET)
@@ -134,6 +136,8 @@ class RunData:
 def charts(runs: Mapping[str, Mapping[str, Curve]]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """Yield the title and the traces of each chart: the loss first, then metrics, then lr, speed and memory.
 
+    A memory that hardly changes has no chart: the head of the page has its peak.
+
     Args:
         runs: the curves of each run, by its name in the legend. The name of a single run is not shown.
     """
@@ -153,6 +157,9 @@ def charts(runs: Mapping[str, Mapping[str, Curve]]) -> Iterator[tuple[str, list[
             color = number if len(runs) > 1 else len(groups.get(chart, ()))
             one = trace(curve, text, color=color, is_thin=mode == "train")
             groups.setdefault(chart, []).append(one | ({"showlegend": True} if len(runs) > 1 else {}))
+    memory = [value for one in groups.get("memory", ()) for value in one["y"]]
+    if memory and max(memory) <= _NEARLY_CONSTANT * min(memory):
+        del groups["memory"]
     order = [*_TITLES]
     for name in sorted(groups, key=lambda name: (order.index(name if name in order else ""), name)):
         yield _TITLES.get(name, name), groups[name]
