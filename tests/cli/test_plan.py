@@ -29,11 +29,8 @@ SELECTIONS = [
 
 @pytest.mark.parametrize("lines", SELECTIONS, ids=" ".join)
 def test_the_plan_is_the_order_of_the_engine(lines: Sequence[str], tmp_path: Path) -> None:
-    with composer() as opened:
-        cfg = checks.compose_job(lines, opened)
-        planned = slots_of(cfg)
-    engine = hydraloop.build(hydraloop.compose(lines, folder=REPOSITORY), run_dir=tmp_path)
-    assert planned == engine.calls.slots
+    cfg = hydraloop.compose(lines, folder=REPOSITORY)
+    assert slots_of(cfg) == hydraloop.build(cfg, run_dir=tmp_path).calls.slots
 
 
 def test_the_order_by_hand() -> None:
