@@ -115,6 +115,11 @@ def _cells(row: _Run) -> tuple[str, ...]:
     return shown(row.path), row.status, row.experiment, best, time, brief(" ".join(row.typed))
 
 
+def described(path: Path) -> dict[str, Any]:
+    """Return what `--json` says of a run."""
+    return _plain(_read(path))
+
+
 def _plain(row: _Run) -> dict[str, Any]:
     result = row.result
     return {

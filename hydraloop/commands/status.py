@@ -15,6 +15,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from hydraloop.commands.runs import described
 from hydraloop.errors import UserError, missing_path, printable
 from hydraloop.files import lock
 from hydraloop.files.checkpoint_files import candidates
@@ -58,7 +59,11 @@ def show(path: Path, sweep: SweepDirectory | None) -> None:
 
 def _for_programs(path: Path, sweep: SweepDirectory | None) -> dict[str, Any]:
     if sweep is None:
-        return {"run": asdict(state_of_run(path)), "log": log_of(path)}
+        state = state_of_run(path)
+        running = RunningJob(state)
+        running.read_records(path)
+        run = described(path) | {"status": state.state, "reason": state.reason, "iteration": running.iteration}
+        return {"run": run, "log": log_of(path)}
     jobs = current_states(sweep)
     return {
         "jobs": [{**asdict(job), "log": log_of(sweep.folder(job.number))} for job in jobs],

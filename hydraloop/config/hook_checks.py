@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from hydraloop.config.project_classes import OwnClass, own_class
 from hydraloop.engine.hook import ON_ERROR, Priority
 from hydraloop.engine.hook_order import Slot, in_order, missing
 from hydraloop.errors import UserError, close_names, use_one_of
@@ -40,7 +42,8 @@ def slots_of(cfg: DictConfig) -> list[Slot]:
 
 
 def _slot(group: str, name: str, target: str, priority: int | str | None) -> Slot:
-    facts = HOOK_CLASSES.get(target.removeprefix("hydraloop.hooks."), {})
+    facts: Mapping[str, Any] = HOOK_CLASSES.get(target.removeprefix("hydraloop.hooks."), {})
+    facts = facts or (own_class(target) or OwnClass()).order
     default = facts.get("priority", Priority.NORMAL)
     return Slot(
         name=name,

@@ -288,15 +288,19 @@ def _generic(case: _Case) -> UserError:
     if found := re.search(r'([^\n]+)\n +in "([^"]+)", line (\d+)[^\n]*$', case.text):  # of YAML
         remedy = "YAML takes key: value, each key once, spaces and no tabs. A list in brackets, [a, b], has no dashes."
         return UserError(f"line {found[3]}: {found[1].strip()}", key=found[2], remedy=remedy)
-    key = case.key or case.file.partition("/")[0]
+    key, problem = case.key or case.file.partition("/")[0], case.problem
     remedy = _lists(key, case.cfg, case.composer)
     if "default list use +" in case.text:
         remedy = f"To add it, write a +: {shlex.quote(f'+{case.line}')}"
     elif case.line.startswith("~"):
         remedy = f"Write {key}=[]" if key in LIST_GROUPS else f"Leave {case.line} out."
+        if "does not support deletion" in problem:
+            problem = "an option cannot be removed"
+            if not isinstance(select(case.cfg, key), DictConfig):
+                remedy += f" One that may be off takes null: {key}=null"
     elif case.line.startswith("+") and re.match("Could not append|Multiple values", case.text):
         remedy = f"Leave the + out: {shlex.quote(case.line.lstrip('+'))}"
-    return UserError(case.problem, key=key or None, remedy=remedy)
+    return UserError(problem, key=key or None, remedy=remedy)
 
 
 def _lists(key: str, cfg: DictConfig, composer: Composer) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import os.path
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +29,8 @@ class OwnClass(NamedTuple):
     """The first line of its docstring."""
     arguments: list[str] | None = None
     """Names of the arguments of its constructor. None: they are not known, and so every name is one."""
+    order: Mapping[str, Any] = {}
+    """Of a hook whose only base is `Hook`: `priority`, `runs_after`, and its methods as `mount_points`."""
 
 
 def own_class(target: object) -> OwnClass | None:
@@ -46,8 +48,24 @@ def own_class(target: object) -> OwnClass | None:
     with suppress(OSError, SyntaxError, ValueError):  # importing the file raises them
         for node in ast.parse(file.read_bytes()).body:
             if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
-                return OwnClass((ast.get_docstring(node) or "").partition("\n")[0], _arguments(node))
+                return OwnClass((ast.get_docstring(node) or "").partition("\n")[0], _arguments(node), _order(node))
     return OwnClass()
+
+
+def _order(node: ast.ClassDef | ast.FunctionDef) -> dict[str, Any]:
+    if isinstance(node, ast.FunctionDef) or _bases(node) != ["Hook"]:
+        return {}
+    order: dict[str, Any] = {"mount_points": [one.name for one in node.body if isinstance(one, ast.FunctionDef)]}
+    for one in node.body:
+        name = ast.unparse(one.targets[0]) if isinstance(one, ast.Assign) else ""
+        if isinstance(one, ast.Assign) and name in ("priority", "runs_after"):
+            value = one.value
+            order[name] = value.attr if isinstance(value, ast.Attribute) else ast.literal_eval(value)  # Priority.LOW
+    return order
+
+
+def _bases(node: ast.ClassDef) -> list[str]:
+    return [ast.unparse(base).rpartition(".")[2] for base in node.bases]
 
 
 def _arguments(node: ast.ClassDef | ast.FunctionDef) -> list[str] | None:
@@ -59,7 +77,7 @@ def _arguments(node: ast.ClassDef | ast.FunctionDef) -> list[str] | None:
         return None if given.kwarg else names
     assert isinstance(node, ast.ClassDef)
     is_dataclass = "dataclass" in [ast.unparse(one).rpartition(".")[2].partition("(")[0] for one in node.decorator_list]
-    if node.bases and [ast.unparse(base).rpartition(".")[2] for base in node.bases] != ["Hook"]:
+    if _bases(node) not in ([], ["Hook"]):
         return None
     return [ast.unparse(one.target) for one in node.body if isinstance(one, ast.AnnAssign) and is_dataclass]
 

@@ -236,7 +236,8 @@ def loss_of(task: Any, outputs: Any, step: str = "") -> Tensor | SumAndCount:
         raise UserError(
             f"{type(task).__name__}.forward returned {got}, without a 'loss'{for_step}",
             key="task",
-            remedy='Return a dict with the scalar to minimise: {"loss": loss}.',
+            remedy='Return a dict with the scalar to minimise: {"loss": loss}. '
+            "An evaluation needs none if task.metrics has a metric.",
         ) from None
     check_form(task, loss, step)
     return loss  # type: ignore[no-any-return]  # `check_form` has checked it

@@ -58,10 +58,12 @@ class Report:
             rows["optimizer"] = "none" if run.optimizer_or_none is None else format_optimizer(run)
             if run.schedules:
                 rows["schedule"] = ", ".join(run.schedules)
-            rows["training"] = (
-                f"{_count(progress.max_iters, 'iteration')} in {_count(progress.max_epochs, 'epoch')}, "
-                f"{progress.epoch_length:,} per epoch"
-            )
+            # Not the iterations of all epochs: before a resume, it is not known how many the epochs before had.
+            if settings.max_iters is None:
+                length = f"{_count(progress.max_epochs, 'epoch')} of {_count(progress.epoch_length, 'iteration')}"
+            else:
+                length = f"{_count(settings.max_iters, 'iteration')}, {progress.epoch_length:,} per epoch"
+            rows["training"] = length
             if settings.accumulate > 1:
                 rows["training"] += f", {settings.accumulate} per optimizer step"
         rows["run"] = shown(run.run_dir)
@@ -157,9 +159,11 @@ class Report:
         traces = run_dir / "tf_tracing_logs"
         if traces.is_dir():
             rows["profile"] = f"tensorboard --logdir {shlex.quote(shown(traces))}"
+        is_over = result is None or result.status == "finished"
+        # Stopped by a hook: a resumed run stops again, unless an option of that hook changes.
+        is_over |= result is not None and result.status == "stopped" and result.reason != self._run.settings.out_of_time
         if (
-            result is not None
-            and result.status != "finished"
+            not is_over
             and "given" not in self._run.settings.metadata  # objects from Python, which a command does not have
             and any((run_dir / "checkpoints").glob("*.pth"))
         ):

@@ -38,8 +38,6 @@ class ParamSchedulerHook(Hook):
         self._group: dict[str, Any] = {}
         """The first parameter group, for the summary, while training runs."""
         self._first_lr = 0.0
-        self._lowest_lr = 0.0
-        self._highest_lr = 0.0
         self._summary: str | None = None
 
     def before_run(self, engine: Engine) -> None:
@@ -62,8 +60,6 @@ class ParamSchedulerHook(Hook):
             check_validated(engine, key=f"{schedule.key}.monitor", instead="use a schedule without a monitor")
         self._group = engine.optimizer.param_groups[0]
         self._first_lr = self._lr()
-        self._lowest_lr = self._first_lr
-        self._highest_lr = self._first_lr
 
     # Applying the schedules. ---------------------------------------------------------------------------------------
 
@@ -79,7 +75,6 @@ class ParamSchedulerHook(Hook):
 
     def after_train_epoch(self, engine: Engine) -> None:
         """Step the schedules that count epochs."""
-        self._read_lr()
         self._step(engine, by_epoch=True)
 
     def after_val_epoch(self, engine: Engine, metrics: Mapping[str, float]) -> None:
@@ -106,30 +101,15 @@ class ParamSchedulerHook(Hook):
                 number.write(value)
         self._written = values
 
-    # The summary of the lr, which is read at each record and each end of an epoch. ---------------------------------
-
-    def on_log(self, engine: Engine, record: Mapping[str, Any]) -> None:
-        """Read the lr."""
-        self._read_lr()
-
     def after_train(self, engine: Engine) -> None:
         """Summarise the lr, if the hook has scheduled something."""
         begin = engine.progress.began_at
         end = engine.progress.iteration
         if self._schedules and end > begin:
-            self._read_lr()
-            self._summary = (
-                f"{self._first_lr:.3g} at iteration {begin:,}, {self._lr():.3g} at iteration {end:,}, "
-                f"between {self._lowest_lr:.3g} and {self._highest_lr:.3g}"
-            )
+            self._summary = f"{self._first_lr:.3g} at iteration {begin:,}, {self._lr():.3g} at iteration {end:,}"
             if name := next(iter(engine.run.optimizers)):  # several optimizers have names; this is the first one's lr
                 self._summary = f"{name} {self._summary}"
         self._group = {}
-
-    def _read_lr(self) -> None:
-        lr = self._lr()
-        self._lowest_lr = min(self._lowest_lr, lr)
-        self._highest_lr = max(self._highest_lr, lr)
 
     def _lr(self) -> float:
         """Return the lr of the first group; 0 if the optimizer has none."""

@@ -32,6 +32,8 @@ class RunningJob:
     """The monitored metric at the last validation, with its name."""
     until: float | None = None
     """When it ends, in seconds since 1970, as its last record estimates."""
+    share: float = 0.0
+    """Completed iterations of all, as its last record estimates; 0 to 1."""
 
     def read_records(self, run_dir: Path, monitored: str | None = None) -> None:
         """Read the last records of the job. Takes 0.1 ms."""
@@ -44,9 +46,9 @@ class RunningJob:
             if record.mode == "train":
                 self.loss = _shown(record, "loss")
                 is_of_attempt = record.timestamp >= (self.state.began or 0.0)
-                self.until = (
-                    record.timestamp + record.values["eta"] if is_of_attempt and "eta" in record.values else None
-                )
+                eta, each = record.values.get("eta"), record.values.get("time")
+                self.until = record.timestamp + eta if is_of_attempt and eta is not None else None
+                self.share = record.iteration / (record.iteration + eta / each) if eta is not None and each else 0.0
             elif record.mode == "val":
                 first = next(iter(record.values), "")
                 self.metric = _shown(record, monitored if monitored and monitored in record.values else first)
@@ -122,7 +124,8 @@ class Progress:
         """Estimate the time until all jobs have ended; None if none has finished yet, or nothing runs."""
         if not self._seconds or not self.running:
             return None
-        left = sum(state in ("queued", "running", "interrupted") for state in self.states.values())
+        left = max(self.directory.description.jobs.count - len(self.states), 0)  # of trials that have not begun
+        left += sum(state in ("queued", "running", "interrupted") for state in self.states.values())
         return left * sum(self._seconds) / len(self._seconds) / len(self.running)
 
     def best_lines(self) -> list[str]:

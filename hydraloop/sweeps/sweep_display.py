@@ -78,8 +78,9 @@ def print_end(controller: Controller) -> None:
     if controller.unfinished:
         why = "was interrupted" if controller.signals.received else "has ended"
         found = directory.states()
-        left, command = sum(not state.is_over for state in found), directory.resume_command(found)
-        log.info("the sweep %s. Jobs that are not over: %d of %d. Continue:\n  %s", why, left, count, command)
+        planned = max(directory.description.jobs.count, count)  # of a search, with the trials that have not begun
+        left, command = planned - sum(state.is_over for state in found), directory.resume_command(found)
+        log.info("the sweep %s. Jobs that are not over: %d of %d. Continue:\n  %s", why, left, planned, command)
     if failed := [directory.name(state.number) for state in controller.failed]:
         interrupted = sum(state.state == "interrupted" for state in controller.failed)
         log.error("%s", failed_jobs(failed, count, interrupted))
@@ -181,7 +182,7 @@ def _jobs(progress: Progress, now: float) -> Table:
         table.add_row(
             str(job.state.number),
             *(brief(swept.get(key, "")) for key in short),
-            ProgressBar(total=1 if left is None else spent + left, completed=0 if left is None else spent),
+            ProgressBar(total=1.0, completed=job.share),
             f"{job.iteration:,}" if job.iteration else "starts",
             job.metric or job.loss,
             clock(spent),

@@ -59,6 +59,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "engine.deterministic=maybe": ("engine.deterministic", "true or false"),
     "optimizer.betas=[a,b]": ("optimizer.betas[0]", "a number"),
     "~engine": ("engine", "Leave ~engine out"),
+    "~optimizer.betas": ("optimizer.betas", "null: optimizer.betas=null"),
     "data.val_loader=5": ("data.val_loader", "Set each of them: data.val_loader.batch_size=8."),
     "~default_hooks.loger": ("default_hooks.loger", "Did you mean default_hooks.logger"),
     "default_hooks.param_scheduler=null": ("default_hooks.param_scheduler", "scheduler=[]"),

@@ -59,6 +59,13 @@ def test_a_command_answers_with_the_documented_keys(line: str, project: Project)
     assert done.code == 0
 
 
+def test_status_says_of_a_run_what_runs_says(project: Project) -> None:
+    (row,) = answer(project.python("-m", "hydraloop", "runs", "run", "--json"))["runs"]
+    said = answer(project.python("-m", "hydraloop", "status", "run", "--json"))["run"]
+    assert row["typed"]
+    assert said == {**row, "reason": None, "iteration": row["progress"]["iteration"]}
+
+
 def test_the_example_for_agents_is_what_is_printed(project: Project) -> None:
     (shown,) = re.findall(r"^\{\"error\".*\}$", AGENTS, re.M)
     assert project.train("--json", "optimizr.lr=1e-2").out == f"{shown}\n"

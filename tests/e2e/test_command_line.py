@@ -192,13 +192,15 @@ def test_torch_is_not_imported_and_nothing_is_written(project: Project) -> None:
 def test_what_they_print(project: Project) -> None:
     dry, shown, resolved, completed = project.many(
         [
-            ["--dry-run", "hooks=ema,profiler"],
+            ["--dry-run", "hooks=ema,profiler", "+hooks.mine._target_=my_project.hooks.MyHook"],
             ["--cfg", "job", "hooks=ema,profiler"],
             ["--cfg", "job", "--resolve", "+my.epochs=${engine.max_epochs}"],
             ["--cfg", "job", "-cn", "other"],
         ]
     )
     assert "ema (50)" in dry.out
+    (after_epoch,) = re.findall(r"^  after_train_epoch .*", dry.out, re.M)
+    assert "mine (60)" in after_epoch, "mount points and priority are read from its source"
     assert "Nothing was trained or written." in dry.out
     assert "hooks:\n  ema:\n    _target_: hydraloop.hooks.EMAHook" in shown.out
     assert "  profiler:" in shown.out

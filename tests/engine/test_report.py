@@ -23,6 +23,7 @@ from hydraloop.errors import Terminated
 from hydraloop.files.environment import shown
 from hydraloop.files.result import Best, Objective, Result
 from hydraloop.files.terminal import clock, duration, number
+from hydraloop.hooks.checkpoint import CheckpointHook
 from hydraloop.hooks.logger import LoggerHook
 from hydraloop.hooks.runtime_info import RuntimeInfoHook
 from hydraloop.hooks.timer import Timing
@@ -87,7 +88,7 @@ def test_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert rows["device"] == "cpu, fp32"
     assert rows["optimizer"] == "SGD, lr 0.01, weight_decay 0"
     assert "schedule" not in rows
-    assert rows["training"] == "6 iterations in 2 epochs, 3 per epoch"
+    assert rows["training"] == "2 epochs of 3 iterations"
     assert rows["run"] == os.path.join("runs", "one")
     assert rows["hooks"] == "in the order they are called at each mount point, with priority"
     assert _by_point(text) == {
@@ -104,10 +105,7 @@ def _by_point(text: str) -> dict[str, str]:
 
 def test_the_training_in_iterations_may_end_within_an_epoch(tmp_path: Path) -> None:
     engine = make_engine(tmp_path, train=batches(3), max_iters=4, accumulate=2)
-    assert (
-        _rows(engine.outcome.report.start())["training"]
-        == "4 iterations in 2 epochs, 3 per epoch, 2 per optimizer step"
-    )
+    assert _rows(engine.outcome.report.start())["training"] == "4 iterations, 3 per epoch, 2 per optimizer step"
 
 
 def test_each_group_of_several_optimizers_has_a_line(tmp_path: Path) -> None:
@@ -240,12 +238,16 @@ def test_summary_of_a_failed_run_has_the_command_to_continue(tmp_path: Path) -> 
     assert not {"best", "validation", "test", "speed", "records", "profile"} & set(rows)
 
 
-def test_without_a_checkpoint_nothing_can_be_continued(tmp_path: Path) -> None:
-    class Stopping(Hook):
-        def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Any) -> None:
-            engine.request_stop("enough")
+class Stopping(Hook):
+    """Stops the run in its first iteration."""
 
-    engine = _engine(tmp_path, stopping=Stopping())
+    def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Any) -> None:
+        engine.request_stop("enough")
+
+
+@pytest.mark.parametrize("hooks", [{}, {"checkpoint": CheckpointHook()}])
+def test_a_run_that_a_hook_has_stopped_has_no_command_to_continue(tmp_path: Path, hooks: dict[str, Hook]) -> None:
+    engine = _engine(tmp_path, stopping=Stopping(), **hooks)
     engine.train()
     rows = _rows(summary(engine))
     assert rows["status"] == "stopped: enough"

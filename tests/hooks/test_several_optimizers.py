@@ -189,7 +189,7 @@ def test_a_run_with_steps_and_schedules_resumes_to_the_same_bits(tmp_path: Path)
     assert same(bits(resumed.model), bits(whole.model))
     records = [[lrs(record) for record in logged(tmp_path / name / FILENAME)] for name in ("whole", "resumed")]
     assert records[0][3:] == records[1]
-    assert "lr          first 0.1 at iteration 0, 0.00156 at iteration 6, between 0.00156 and 0.1\n" in summary(whole)
+    assert "lr          first 0.1 at iteration 0, 0.00156 at iteration 6\n" in summary(whole)
 
 
 def test_an_invalid_loss_names_its_step_and_stops_before_it(tmp_path: Path) -> None:

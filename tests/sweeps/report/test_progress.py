@@ -34,10 +34,11 @@ def test_a_job_shows_its_last_records(directory: SweepDirectory) -> None:
     progress.read_records()
     assert (job.iteration, job.loss, job.metric, job.until) == (0, "", "", None)
     val = {"mode": "val", "epoch": 1, "iteration": 100, "accuracy": None, "nonfinite": {"accuracy": "nan"}}
-    train = {"mode": "train", "epoch": 2, "iteration": 110, "eta": 30.0, "loss": 0.5, "timestamp": 120.0}
+    train = {"mode": "train", "epoch": 2, "iteration": 110, "eta": 30.0, "time": 0.5, "loss": 0.5, "timestamp": 120.0}
     log(directory, 0, val, train)
     progress.read_records()
     assert (job.iteration, job.loss, job.metric, job.until) == (110, "loss 0.5000", "accuracy nan", 150.0)
+    assert job.share == 110 / (110 + 30.0 / 0.5), "iterations, not time, which the start of the job is a part of"
     log(directory, 0, {**train, "iteration": 120}, end="")
     progress.read_records()
     assert job.iteration == 110, "the line is not complete"
@@ -65,6 +66,8 @@ def test_the_end_of_all_jobs_is_estimated(directory: SweepDirectory) -> None:
     write(directory, {1: finished(0.5, seconds=20.0)})
     progress.ended(directory.state(1))
     assert progress.seconds_left() == 5 * 20 / 2
+    asked = Progress.of(directory, directory.states()[:3])
+    assert asked.seconds_left() == 5 * 20, "also for the jobs that a search has not asked for yet"
     for number in (0, 2):
         write(directory, {number: finished(0.6, seconds=20.0)})
         progress.ended(directory.state(number))
