@@ -46,7 +46,7 @@ def test_what_is_left_is_sent_by_sync_exactly_once(tmp_path: Path, capsys: pytes
     before = 0 if cursor is None else cursor.sent
     if cursor is None or before < 13 or not cursor.complete:
         assert told.startswith(f"{before} of 13 records sent")
-        assert "; python " in told
+        assert "; hydraloop sync " in told
         assert str(run_dir) in told
     assert command(["sync", str(tmp_path)]) == 0
     assert f"{NAME}: {13 - before} sent, 13 of 13 records there" in capsys.readouterr().out
@@ -226,7 +226,7 @@ def test_a_missing_library_is_reported_before_training(tmp_path: Path, caplog: p
     assert warning.startswith(f"{NAME}: the package not_there is not installed: pip install not_there; training con")
     told = engine.messages.read("tracked")[NAME]
     assert told.startswith(
-        "0 of 13 records sent (the package not_there is not installed: pip install not_there); python "
+        "0 of 13 records sent (the package not_there is not installed: pip install not_there); hydraloop sync "
     )
     assert command(["sync", str(tmp_path)]) == 0, "once it is installed"
     assert _cursor(tmp_path).sent == 13

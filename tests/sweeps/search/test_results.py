@@ -116,7 +116,8 @@ def test_pruned_jobs_are_listed_after_the_finished_ones_with_objective_and_reaso
     assert (best.number, best.metric, best.value) == (content["best"]["job"], "time", content["best"]["value"])
     assert view(["status", str(search.directory.path)]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert said[2:] == [f"pruned: {count} jobs: {reason}" for reason, count in reasons.most_common()]
+    assert said[2].startswith("best: job ")
+    assert said[3:] == [f"pruned: {count} jobs: {reason}" for reason, count in reasons.most_common()]
 
 
 def test_several_objectives_have_a_pareto_front(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
