@@ -100,7 +100,8 @@ def check_trained(model: nn.Module, task: nn.Module) -> None:
     """Check that there is something to train, and that checkpoints save all of it."""
     trained = {name: parameter for name, parameter in task.named_parameters() if parameter.requires_grad}
     if not trained:
-        raise UserError("the model has no parameter to train", key="task.model", remedy="Unfreeze a part of it.")
+        remedy = "Unfreeze a part of it, or name a model that has parameters."
+        raise UserError("the model has no parameter to train", key="task.model", remedy=remedy)
     saved = set(model.parameters())
     outside = [name for name, parameter in trained.items() if parameter not in saved]
     if outside:
