@@ -6,12 +6,14 @@ run was preempted and has saved. A command that a signal ends without that: 130 
 
 from __future__ import annotations
 
+import errno
 import gc
 import importlib
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -96,7 +98,7 @@ def _run(project: Path | None, configs: Path | None, name: str) -> int:
     peers = Peers()
     reports = Reports(os.environ.get("HYDRA_FULL_ERROR") == "1", as_json="--json" in sys.argv)
     try:
-        with terminable():
+        with terminable(), _explaining_long_names(reports):
             peers.check_restart()
             code = _choose(project, TrainCommand(configs or NO_CONFIGS, name, reports, peers))
     except SystemExit:  # the end of a sweep; or argparse has printed the version
@@ -110,6 +112,17 @@ def _run(project: Path | None, configs: Path | None, name: str) -> int:
     if torchrun.is_several():
         peers.exit(code)
     return code
+
+
+@contextmanager
+def _explaining_long_names(reports: Reports) -> Iterator[None]:
+    """Let a typed name that is too long for a file be a mistake. It may be of a group, a config, a run or a hook."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG or error in reports.shown:
+            raise
+        raise UserError(f"{error.filename}: {error.strerror}", remedy="Type a shorter name.") from error
 
 
 def _choose(project: Path | None, train: TrainCommand) -> int:

@@ -149,10 +149,7 @@ class Composer:
         """Return whether `key=` selects an option of a config group in Hydra."""
         if key not in self._is_group:
             sources = GlobalHydra.instance().config_loader().get_sources()
-            try:
-                self._is_group[key] = any(source.is_group(key) for source in sources)
-            except OSError as error:
-                raise UserError(error.strerror or str(error), key=key, remedy="Give it a shorter name.") from error
+            self._is_group[key] = any(source.is_group(key) for source in sources)
         return self._is_group[key]
 
     def groups(self) -> list[str]:

@@ -5,7 +5,10 @@ Tables of what a user types and the message. The commands for finished runs have
 
 from __future__ import annotations
 
+import gc
+import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ from hydraloop.commands.train import check_command
 from hydraloop.config import arguments
 from hydraloop.config.compose import Composer, opened
 from hydraloop.errors import UserError
+from hydraloop.files import environment
 from hydraloop.launch import torchrun
 from hydraloop.safety.allowlist import ALLOWLIST
 from tests.config.composed import REPOSITORY, job
@@ -74,7 +78,6 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "hooks=[ema] hooks.profiler.priority=30": ("hooks.profiler", "'hooks=[ema,profiler]' hooks.profiler.priority=30"),
     "+hooks.profiler.priority=30": ("hooks.profiler", "Select it: hooks=[profiler]"),
     "hooks.mine.priority=30": ("hooks.mine", "+hooks.mine._target_=package.Class"),
-    f"+hooks.{'x' * 300}._target_=my_project.hooks.MyHook": (f"hooks.{'x' * 300}._target_", "Give it a shorter name."),
     "+hooks.mine.priority=30": ("hooks.mine", "Add +hooks.mine._target_=package.Class"),
     "+hooks.mine=my_project.hooks.MyHook": ("hooks.mine", "To add a custom hook: +hooks.mine._target_="),
     "hooks=ema hooks.ema={priority:30,momentm:0.1}": ("hooks.ema.momentm", "Did you mean hooks.ema.momentum"),
@@ -250,6 +253,20 @@ def test_what_a_mapping_does_not_have_is_named_with_the_command_that_adds_it() -
             kept = line.split()[:-1]  # the last one is the mistake
             assert [*kept, *pasted] == works.split()
             check_command(arguments.read(works.split()), composer)
+
+
+@pytest.mark.parametrize("line", ["+hooks.{}._target_=my_project.hooks.MyHook", "-cn {}", "evaluate {}", "resume {}"])
+def test_a_name_that_is_too_long_for_a_file(
+    line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", *line.format("x" * 300).split()])
+    monkeypatch.setattr(gc, "freeze", lambda: None)  # of a command; here, memory would grow
+    monkeypatch.setattr(environment, "set_command", lambda words: None)  # for the whole process
+    with pytest.raises(SystemExit) as end:
+        hydraloop.main(folder=REPOSITORY)
+    assert end.value.code == 2
+    error = capsys.readouterr().err
+    assert re.fullmatch(r"error: \S*: File name too long\n  Type a shorter name\.\n", error)
 
 
 FILES: dict[str, tuple[str, str, str, str]] = {
