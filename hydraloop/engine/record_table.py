@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from hydraloop.errors import printable
 from hydraloop.files.terminal import clock, duration, number, rate
 
 _ROWS = 20
@@ -70,7 +71,8 @@ class RecordTable:
             return None
         self._until_header = _ROWS - 1
         titles = [_MEASURES[name][0] if name in _MEASURES else name for name in self._columns]
-        return self._line("", "epoch", "iter", titles) + ("  …" if len(self._columns) < len(self._names) else "")
+        line = self._line("", "epoch", "iter", titles) + ("  …" if len(self._columns) < len(self._names) else "")
+        return printable(line)  # a name may come from data
 
     def line(self, record: Mapping[str, Any], note: str = "") -> str:
         """Return the record's line, with a note at its end."""

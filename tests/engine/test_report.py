@@ -312,6 +312,11 @@ def test_numbers_are_below_their_header() -> None:
     ]
 
 
+def test_a_name_does_not_control_the_terminal() -> None:
+    header, _ = _lines(RecordTable(20, 400, []), {**TRAIN, "a\x1b]0;title\x07": 1.0})
+    assert "a\\x1b]0;title\\x07" in header
+
+
 def test_further_lrs_are_beside_the_first_unless_there_are_many() -> None:
     lrs = {f"lr/{name}": 2e-4 for name in ("generator", "critic.1")}
     header, line = _lines(RecordTable(1, 1), {**TRAIN, **lrs})
