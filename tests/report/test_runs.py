@@ -151,6 +151,9 @@ def test_runs_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert [trace["name"] for trace in lr["data"]] == ["a", "b", "c"]
     assert lr["data"][0]["y"]["dtype"] == "f4"
     assert len(base64.b64decode(lr["data"][0]["y"]["bdata"])) == 20 * 4
+    looks = [tuple(trace["line"].values()) for trace in page.figure("Time of an iteration [s]")["data"]]
+    assert len(looks) == len({*looks}) == 6, "the time, and what of it waits for data"
+    assert page.commands == [f"python train.py optimizer.lr={lr}" for lr in ("0.1", "0.01", "0.1")]
     assert page.body.count('<th scope="col">accuracy</th>') == 1
     assert page.facts["model"] == "Net"
     assert '<th scope="col">model</th>' not in page.body

@@ -45,6 +45,7 @@ def test_a_sweep_has_its_best_average_its_curves_and_its_failures(tmp_path: Path
         assert (dots["x"], dots["y"]) == (ends[::-1], [None, 0.85, 0.825]), "the mean over the seeds"
         assert (line["x"], line["y"]) == (ends, [0.825, 0.85, 0.85])
     bars = {bar["name"]: dict(zip(bar["text"], bar["y"], strict=True)) for bar in page.figure(progress[2])["data"]}
+    assert page.figure(progress[2])["layout"]["uniformtext"]["mode"] == "hide", "a number that does not fit"
     assert bars == {"finished": {2: 1, 3: 2, 0: 1, 1: 2}, "failed": {4: 1, 5: 1}}, "the slot of each job"
     assert page.links == {f"#job-{number}" for number in range(6)} == page.links & page.targets
     assert page.commands[0] == "python train.py optimizer.lr=1e-3,1e-2,1e9 seed=0,1 engine.max_epochs=3"
@@ -133,7 +134,7 @@ def test_pruned_trials_are_drawn_with_the_objective_at_their_last_rung(tmp_path:
 @pytest.mark.parametrize("objectives", [{}, {"accuracy": "max", "time": "min"}])
 def test_a_search_has_its_figures(tmp_path: Path, objectives: dict[str, str]) -> None:
     options = {"trials": 12, "sampler": "random", "objectives": objectives}
-    search = Search(tmp_path, (LR, f"task=a,'{HOSTILE.replace(' ', '')}'" if not objectives else "task=a,b"), options)
+    search = Search(tmp_path, (LR, f"task=b,'{HOSTILE.replace(' ', '')}'" if not objectives else "task=b,a"), options)
     (changed(search, as_time) if objectives else search).run()
     directory = SweepDirectory.load(search.directory.path)
     write_records(directory, 0, 1)
@@ -146,6 +147,7 @@ def test_a_search_has_its_figures(tmp_path: Path, objectives: dict[str, str]) ->
     progress.append("Jobs by time and slot")
     drawn = [title for title in page.captions if "/" not in title]
     assert drawn == [*progress, *wanted, *front, "Importance of keys (PED-ANOVA, 1 in all)"]
+    assert page.figure(wanted[1])["layout"]["xaxis"]["ticktext"][0] == "b", "the order of the search space"
     assert "img" not in page.tags
     assert page.links == {f"#job-{number}" for number in range(12)}
     assert "\\u003c" not in page.source.replace("\\u003cbr>", "").replace("\\u003cextra>", "").replace(

@@ -38,27 +38,24 @@ def write(runs: Sequence[RunData], output: Path, *, follow: bool = False) -> boo
     if len(runs) == 1:
         (run,) = runs
         config = element("pre", yaml.safe_dump(run.config, sort_keys=False)) if run.config else None
-        page.write(
-            output,
+        body = [
             head(title, run.status, summary(run) | run.subject, {"": run.command}),
             *problem(run, run.status),
             section("Curves", curves(page, {"": run.curves})),
             section("Pictures, tables and texts", *_objects(run)),
             section("Config", config or note("The run has no config."), is_open=config is None),
-            reload=follow and is_running,
-        )
-        return is_running
-    names, found = [run.path.name for run in runs], [summary(run) | run.subject for run in runs]
-    names = names if len(set(names)) == len(names) else [shown(run.path) for run in runs]
-    shared = {name: value for name, value in found[0].items() if all(one.get(name) == value for one in found)}
-    page.write(
-        output,
-        head(title, None, shared, {}),
-        section("Results", _results(names, runs, [{k: one[k] for k in one if k not in shared} for one in found])),
-        section("Differences of the configs", _differences(names, runs)),
-        section("Curves", curves(page, dict(zip(names, (run.curves for run in runs), strict=True)))),
-        reload=follow and is_running,
-    )
+        ]
+    else:
+        names, found = [run.path.name for run in runs], [summary(run) | run.subject for run in runs]
+        names = names if len(set(names)) == len(names) else [shown(run.path) for run in runs]
+        shared = {name: value for name, value in found[0].items() if all(one.get(name) == value for one in found)}
+        body = [
+            head(title, None, shared, dict(zip(names, (run.command for run in runs), strict=True))),
+            section("Results", _results(names, runs, [{k: one[k] for k in one if k not in shared} for one in found])),
+            section("Differences of the configs", _differences(names, runs)),
+            section("Curves", curves(page, dict(zip(names, (run.curves for run in runs), strict=True)))),
+        ]
+    page.write(output, *body, reload=follow and is_running)
     return is_running
 
 
@@ -149,11 +146,9 @@ def _content(file: Path, kind: str) -> Html | None:
 
 def _results(names: Sequence[str], runs: Sequence[RunData], found: Sequence[Mapping[str, object]]) -> Html:
     columns = list(dict.fromkeys(name for one in found for name in one))
-    rows = [
-        (name, badge(run.status), *map(one.get, columns), element("code", run.command or ""))
-        for name, run, one in zip(names, runs, found, strict=True)
-    ]
-    return table(("run", "status", *columns, "command"), rows)
+    known = zip(names, runs, found, strict=True)
+    rows = [(name, badge(run.status), *map(one.get, columns)) for name, run, one in known]
+    return table(("run", "status", *columns), rows)
 
 
 def _differences(names: Sequence[str], runs: Sequence[RunData]) -> Html:

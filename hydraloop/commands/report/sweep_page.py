@@ -24,6 +24,7 @@ from hydraloop.schemas.sweep import SweepConf
 from hydraloop.sweeps import results, results_table
 from hydraloop.sweeps.job_states import JobState
 from hydraloop.sweeps.results import Results, Row
+from hydraloop.sweeps.search import Search
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from hydraloop.tracking.run_description import short_keys
 
@@ -101,7 +102,7 @@ def write(directory: SweepDirectory, output: Path, *, follow: bool = False) -> b
         note(left_out if len(found.rows) > _MOST else ""),
         section("Progress", *_best_so_far(page, found, names, trials, states), _timeline(page, rows, states)),
         section("Curves", _charts(page, found, trials, names, runs)),
-        section("What was tried", _tried(page, found, trials, names)),
+        section("What was tried", _tried(page, found, trials, names, directory.description.jobs.search)),
         section("Pareto front", search and search.pareto and rich_table(results_table.pareto_table(found, search))),
         section("Averages", found.average and rich_table(results_table.averages_table(found, _MOST))),
         section(
@@ -203,6 +204,7 @@ def _timeline(page: Page, rows: Sequence[Row], states: Mapping[int, JobState]) -
     ]
     slots = {"title": {"text": "slot"}, "dtick": max(1, len(ends) // 8), "autorange": "reversed"}
     layout = {"barmode": "overlay", "xaxis": {"type": "date"}, "yaxis": slots, "showlegend": True}
+    layout |= {"uniformtext": {"mode": "hide", "minsize": 10}}  # numbers of jobs that fit into their bars
     return page.figure("Jobs by time and slot", traces, layout) if bars else None
 
 
@@ -226,17 +228,20 @@ def _charts(
     return element("div", *plots, class_="grid") if plots else None
 
 
-def _tried(page: Page, found: Results, trials: Sequence[_Trial], names: Sequence[str]) -> Html | None:
+def _tried(
+    page: Page, found: Results, trials: Sequence[_Trial], names: Sequence[str], asked: Search | None
+) -> Html | None:
     """Return the results over each key, the Pareto front and the importance of keys."""
     search, trials = found.search, [one for one in trials[:_MOST] if one.values.keys() >= {*names}]
     keys = [key for key in found.keys if key not in (found.average, SweepConf.average)]  # seeds are no choice
     keys = [key for key in keys if len({one.swept.get(key) for one in trials}) > 1]
     reached = {name: _axis(_LABELS.get(name, name), [str(one.values[name]) for one in trials]) for name in names}
     of_best = [ACCENT] * max(1, len(trials) // 10) if found.rule else []  # they are ranked
+    choices = {one.key: one.choices for one in asked.space.dimensions} if asked is not None else {}
     axes = {}
     for key, short in short_keys(keys).items():
         by_job = [one.swept[key] for one in sorted(trials, key=lambda one: one.jobs) if key in one.swept]
-        axes[short] = _axis(short, [one.swept.get(key) for one in trials], by_job)
+        axes[short] = _axis(short, [one.swept.get(key) for one in trials], [*choices.get(key, ()), *by_job])
     charts = []
     for (name, (y, up)), (short, (x, across)) in product(reached.items(), axes.items()):
         layout = {"xaxis": across, "yaxis": up}
@@ -294,7 +299,7 @@ def _dots(trials: Sequence[_Trial], x: Sequence[Any], y: Sequence[Any], colors: 
         "y": y[::-1],
         "mode": "markers",
         "marker": {"color": colors[::-1], "symbol": symbols[::-1], "size": 9},
-        "error_y": {"array": deviations[::-1], "visible": any(deviations), "thickness": 1},
+        "error_y": {"array": deviations[::-1], "visible": any(deviations), "thickness": 1, "color": QUIET},
         "hovertemplate": [one.on_hover for one in reversed(trials)],
         "showlegend": False,
     }
