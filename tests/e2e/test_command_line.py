@@ -387,12 +387,13 @@ def test_what_is_refused(project: Project) -> None:
 
 def test_signs_that_a_terminal_cannot_show_are_replaced(project: Project) -> None:
     """Help, a dry run, a run and the table of a sweep end as usual. The files of the run have the signs."""
-    environment = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    ascii_only = "import sys\nfor stream in (sys.stdout, sys.stderr):\n    stream.reconfigure(encoding='ascii')\n"
+    project.write("train.py", ascii_only + (project.path / "train.py").read_text())  # as with PYTHONIOENCODING=ascii
     short, name = [QUICK, SHORT, "engine.test=false"], "experiment_name='Łódź'"
     run, sweep = [*short, "hydra.run.dir=outputs/signs", name], ["-m", *short, f"{name},'Vögel'"]
     for line in (["--help"], ["--dry-run", name], run, sweep):
-        process = project.start(*line, environment=environment, encoding="ascii")
-        text = process.communicate(timeout=120)[0]
-        assert process.returncode == 0, text
-        assert "UnicodeEncodeError" not in text
+        done = project.train(*line)
+        assert done.code == 0, done.text
+        assert done.text.isascii()
+        assert "UnicodeEncodeError" not in done.text
     assert Run(project.path / "outputs" / "signs").config.experiment_name == "Łódź"

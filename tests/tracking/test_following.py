@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -130,25 +131,21 @@ def test_hidden_options_reach_the_tracker_and_no_file(tmp_path: Path) -> None:
     assert not any("plain1234" in path.read_text() for path in (run_dir / "tracking").iterdir())
 
 
-_ORPHANS = """
-import os, sys
-from pathlib import Path
-from tests.tracking import test_following as test
-
-run_dir = Path(sys.argv[1])
-sending = test.started(run_dir)
-test.until(lambda: test.cursor_of(run_dir).sent == 3)
-os._exit(0)
-"""
-
-
 @pytest.mark.parametrize("held", [False, True])
 def test_a_run_whose_owner_is_gone_is_closed_as_killed_if_nobody_has_its_lock(tmp_path: Path, held: bool) -> None:
     run_dir = tracked(tmp_path / "run", flush_timeout=1.0)
     lock = RunLock(run_dir, key="test")
     if held:
         lock.acquire()
-    subprocess.run([sys.executable, "-W", "ignore", "-c", _ORPHANS, str(run_dir)], timeout=PATIENCE, check=True)
+    owner = os.fork()
+    if owner == 0:
+        try:
+            started(run_dir)
+            until(lambda: cursor_of(run_dir).sent == 3)
+        finally:
+            os._exit(0)
+    os.waitpid(owner, 0)
+    assert cursor_of(run_dir).sent == 3
     with lock_of(run_dir, NAME).acquire(timeout=PATIENCE):  # it has ended
         assert cursor_of(run_dir).complete == (not held)
     lock.release()

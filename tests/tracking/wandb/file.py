@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 _HEAD = 7
 """Bytes before the first block."""
@@ -33,16 +32,3 @@ def records(path: Path) -> Iterator[bytes]:
                 if kind in (_WHOLE, _LAST):
                     yield parts
             position = 0
-
-
-def steps(path: Path) -> list[int]:
-    """Return the step of each row of a run's history, in order."""
-    from wandb.proto import wandb_internal_pb2 as protocol
-
-    parse: Any = getattr(protocol, "Record").FromString  # noqa: B009 - type checkers do not see generated names
-    found = []
-    for serialised in records(path):
-        record = parse(serialised)
-        if record.HasField("history"):
-            found.append(int(record.history.step.num))
-    return found
