@@ -113,11 +113,14 @@ def check_added(cfg: DictConfig, overrides: Sequence[Override], composer: Compos
 
 def unknown_flag(flag: str, args: argparse.Namespace, composer: Composer) -> UserError:
     """Return the user's mistake for a flag that does not exist, such as `--lr` in `--lr 0.1`."""
-    name, _, value = flag.lstrip("-").replace("-", "_").partition("=")
+    typed, _, value = flag.lstrip("-").partition("=")
+    name = typed.replace("-", "_")
     words = [*args.unknown[1:2], *args.overrides]  # argparse has the value in one of them
     value = value or next((word for word in words if word[:1] not in "+~-" and "=" not in word), "…")
     remedy = "Options are written without dashes: seed=0. --help lists the flags."
-    if near := meant(flag, args.flags) or meant(name, known_keys(_without(None, [], composer), composer)):
+    if "." in typed:  # a key, perhaps a wrong one, of which its own message says more
+        remedy = f"Write it without dashes: {typed}={value}"
+    elif near := meant(flag, args.flags) or meant(name, known_keys(_without(None, [], composer), composer)):
         remedy = f"Write {near[0]}" if near[0] in args.flags else f"Write it without dashes: {near[0]}={value}"
     return UserError("there is no such flag", key=flag.partition("=")[0], remedy=remedy)
 
@@ -182,7 +185,8 @@ def _no_such_key(case: _Case) -> UserError:
         is_open = is_open and own_class(target) is None
     near = meant(case.key, [one for one in siblings if one in known])
     if not (near or (is_open and target)):
-        near = meant(case.key, known, only_equal=bool(siblings))
+        groups = case.composer.groups() if parent else ()  # `experiment` is no key that a section lacks
+        near = meant(case.key, [one for one in known if one not in groups], only_equal=bool(siblings))
     line = shlex.quote(f"+{case.line.lstrip('+')}")
     body = case.composer.content(case.file) if case.file else OmegaConf.create()
     if case.file and case.key in known:  # the option that is selected in the config files has it

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import yaml
 from omegaconf import DictConfig
@@ -47,13 +48,19 @@ def typed_overrides(run_dir: Path) -> list[str]:
 
     If several attempts set a key, the newest one counts.
     """
-    found: dict[str, str] = {}
+    return list({line.partition("=")[0]: line for typed in typed_by_attempt(run_dir) for line in typed}.values())
+
+
+def typed_by_attempt(run_dir: Path) -> list[list[str]]:
+    """Return the overrides of each attempt as typed, secrets masked; the first attempt started the run."""
+    found = []
     for records in _trained(run_dir):
+        lines: Any = None
         with suppress(OSError, ValueError, yaml.YAMLError):
             lines = parsed_yaml(read_bytes(records / "overrides.yaml").decode())
-            typed = [line for line in lines if isinstance(line, str)] if isinstance(lines, list) else []
-            found |= {line.partition("=")[0]: line for line in typed}
-    return mask_overrides(list(found.values()))
+        typed = [line for line in lines if isinstance(line, str)] if isinstance(lines, list) else []
+        found.append(mask_overrides(typed))
+    return found
 
 
 def _trained(run_dir: Path) -> list[Path]:

@@ -81,7 +81,7 @@ def check(search: Search, enqueue: Iterable[Any]) -> list[dict[str, Value]]:
         try:
             _distribution(one)
         except ValueError as error:
-            remedy = "Write interval(1e-4,1e-1) or tag(log,interval(1e-4,1e-1)): the smaller end first."
+            remedy = "Write interval(0,0.5), or tag(log,interval(1e-4,1e-1)) with ends above 0: the smaller end first."
             raise UserError(str(error), key=one.key, remedy=remedy) from error
     points = []
     for given in enqueue:

@@ -258,7 +258,7 @@ def _attempt(engine: Engine, run_dir: Path, number: int, trackers: Mapping[str, 
 
 def _tags(engine: Engine, run_dir: Path) -> dict[str, str]:
     tags = {
-        "command": mask_command([*command(), *run_directory.typed_overrides(run_dir)]),
+        "command": mask_command([*command(), *run_directory.typed_by_attempt(run_dir)[-1]]),
         "host": socket.gethostname(),
         "world_size": str(engine.distributed.world_size),
         "device": str(engine.device),

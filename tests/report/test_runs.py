@@ -30,6 +30,9 @@ def test_a_run_has_its_curves_its_config_and_what_hooks_have_logged(tmp_path: Pa
     worst = {"kind": "table", "name": "worst", "path": "media/val/worst.json"}
     log.append({"mode": "val", "epoch": 1, "iteration": 200, "objects": [worst]})
     log.close()
+    resumed = run / ".hydra" / "resume_1"
+    resumed.mkdir()
+    (resumed / "overrides.yaml").write_text("[engine.max_epochs=9]")
     assert report(run) == 0
     page = Page(run / "report.html")
     curves = ["loss", "accuracy", "Learning rate", "Time of an iteration [s]"]
@@ -42,7 +45,7 @@ def test_a_run_has_its_curves_its_config_and_what_hooks_have_logged(tmp_path: Pa
     assert page.facts["memory"] == "100 MiB"
     known = {"model": "Net", "parameters": "4,547", "data": "Spirals: train 9 samples", "experiment": "arms"}
     assert page.facts.items() >= known.items()
-    assert page.commands == ["python train.py optimizer.lr=0.01"]
+    assert page.commands == [f"python train.py optimizer.lr=0.01\npython train.py resume {run} engine.max_epochs=9"]
 
 
 @pytest.mark.parametrize(("last", "titles"), [(104.0, []), (106.0, ["Peak memory [MiB]"])])

@@ -67,7 +67,7 @@ class Page(HTMLParser):
     @property
     def commands(self) -> list[str]:
         """The commands in the head that can be copied."""
-        return re.findall(r"<pre><code>(.*?)</code><button", self.source)
+        return re.findall(r"<pre><code>([^<]*)</code><button", self.source)
 
     @property
     def captions(self) -> list[str]:

@@ -18,6 +18,7 @@ from hydraloop.errors import UserError
 from hydraloop.files import lock, run_directory
 from hydraloop.files.changes import ABSENT
 from hydraloop.files.config_yaml import loaded
+from hydraloop.files.environment import shown
 from hydraloop.files.metrics_log import FILENAME, Record, read_some
 from hydraloop.files.result import Result
 from hydraloop.files.run_directory import config_file
@@ -100,9 +101,12 @@ class RunData:
 
     @property
     def command(self) -> str | None:
-        """The command that starts such a run again, secrets masked; None for a run that was started from Python."""
-        is_typed = self.file(".hydra/overrides.yaml") is not None
-        return mask_command(["python", "train.py", *run_directory.typed_overrides(self.path)]) if is_typed else None
+        """The commands that start such a run and resume it, secrets masked; None for a run started from Python."""
+        if self.file(".hydra/overrides.yaml") is None:
+            return None
+        first, *resumed = run_directory.typed_by_attempt(self.path)
+        words = [first, *(["resume", shown(self.path), *typed] for typed in resumed)]
+        return "\n".join(mask_command(["python", "train.py", *line]) for line in words)
 
     @cached_property
     def subject(self) -> dict[str, str | None]:
