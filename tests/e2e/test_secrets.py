@@ -245,5 +245,5 @@ def test_the_store_of_torchrun_has_no_secret(project: Project) -> None:
     for rank in (0, 1):
         assert seen(run, rank)[:2] == [digest(TYPED), digest(f"ab://me:{TYPED}@host")]
         plan = json.loads((run.path / f"store{rank}").read_text())
-        assert plan.keys() == {"paths", "resolved", "digests"}
+        assert plan.keys() == {"run_dir", "paths", "resolved", "digests"}
     assert leaks(project) == []

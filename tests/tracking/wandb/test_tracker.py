@@ -16,6 +16,7 @@ import pytest
 from hydraloop.files.metrics_log import FILENAME, count
 from hydraloop.tracking import run_description
 from hydraloop.tracking.tracker import Run, Sweep
+from hydraloop.tracking.wandb_run import config_of, names  # here: the import sets variables of W&B
 from tests.marks import nightly, slow
 from tests.small_disk import small_disk
 from tests.tracking.runs import attempt, described_run
@@ -366,8 +367,6 @@ def test_jobs_of_a_sweep_are_runs_of_their_own(tmp_path: Path) -> None:
 
 def test_what_each_attempt_changed(tmp_path: Path) -> None:
     """Compared with the attempt before."""
-    from hydraloop.tracking.wandb_run import config_of  # W&B is imported where a test uses it
-
     run = described_run(
         tmp_path, attempt(), attempt(1, 5, **{"optimizer.lr": 0.2}), attempt(2, 9, **{"optimizer.lr": 0.2, "new": 1})
     )
@@ -379,7 +378,5 @@ def test_what_each_attempt_changed(tmp_path: Path) -> None:
 
 
 def test_no_name_has_more_than_128_characters(tmp_path: Path) -> None:
-    from hydraloop.tracking.wandb_run import names
-
     run = Run(tmp_path, "u", "digits", "x" * 200, (attempt(),), Sweep(tmp_path, "s", "the sweep", 0))
     assert names(run) == {"project": "digits", "group": "the sweep", "name": "x" * 128}
