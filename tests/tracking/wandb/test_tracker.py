@@ -16,7 +16,8 @@ import pytest
 from hydraloop.files.metrics_log import FILENAME, count
 from hydraloop.tracking import run_description
 from hydraloop.tracking.tracker import Run, Sweep
-from hydraloop.tracking.wandb_run import config_of, names  # here: the import sets variables of W&B
+from hydraloop.tracking.wandb import mode_of  # here, not in a test: the import sets variables of W&B
+from hydraloop.tracking.wandb_run import config_of, names
 from tests.marks import nightly, slow
 from tests.small_disk import small_disk
 from tests.tracking.runs import attempt, described_run
@@ -290,8 +291,6 @@ def test_without_a_key_it_is_offline_and_takes_names_from_variables(tmp_path: Pa
     assert not (tmp_path / "else").exists()
     named = [contents[key] for key in ("project", "group", "job_type", "tags", "notes", "name")]
     assert named == ["others", "others", "others", ["others"], "others", "others"]
-
-    from hydraloop.tracking.wandb import mode_of
 
     assert mode_of({"mode": "online"}, "offline") == "offline", "as it began"
 
