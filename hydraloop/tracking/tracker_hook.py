@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 _OPENING = 30.0
 """Least seconds to wait for a service that must be available: importing its library alone may take ten."""
 _CONTINUES = "; training continues, the records stay in the run directory"
+_PERIOD = 0.1
+"""Least seconds between two checks of the sender. A check takes 10 µs, which a record does not have."""
 _POLL = 0.05
 """Seconds between two looks whether the service has opened the run."""
 
@@ -94,6 +96,8 @@ class TrackerHook(Hook):
         """Remarks in the cursor that were logged."""
         self._cursor_time = 0
         """Modification time of the cursor that was read last."""
+        self._next_check = 0.0
+        """When a record checks the sender again, on the monotonic clock."""
         self._not_installed: UserError | None = None
 
     def before_run(self, engine: Engine) -> None:
@@ -155,7 +159,9 @@ class TrackerHook(Hook):
         """
         self._logged = True
         sending: _Sending | None = engine.messages.read("sending")
-        if sending is not None:
+        now = time.monotonic()
+        if sending is not None and now >= self._next_check:
+            self._next_check = now + _PERIOD
             self._read_cursor(engine, sending)
         if self._trouble is not None and engine.calls.on_error(self.name) != "warn":
             raise TrackerError(self._trouble)
