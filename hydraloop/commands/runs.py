@@ -116,7 +116,7 @@ def _cells(row: _Run) -> tuple[str, ...]:
 
 
 def described(path: Path) -> dict[str, Any]:
-    """Return what `--json` says of a run."""
+    """Return what `runs --json` says of a run."""
     return _plain(_read(path))
 
 

@@ -30,7 +30,8 @@ class OwnClass(NamedTuple):
     arguments: list[str] | None = None
     """Names of the arguments of its constructor. None: they are not known, and so every name is one."""
     order: Mapping[str, Any] = {}
-    """Of a hook whose only base is `Hook`: `priority`, `runs_after`, and its methods as `mount_points`."""
+    """What decides the place of a hook whose only base is `Hook`: `priority`, `runs_after` and its methods, as
+    `mount_points`."""
 
 
 def own_class(target: object) -> OwnClass | None:

@@ -217,7 +217,7 @@ class _Owner:
         self._changed = threading.Condition()
         self._over: float | None = None
         self.finish: Finish | None = None
-        """Access the run has ended, if that is not in its directory."""
+        """How the run has ended, if that is not in its directory."""
         self.flush_timeout = 0.0
         """Seconds to send the rest, if the owner has said so."""
         self.jobs: dict[Path, bool] = {}
