@@ -118,8 +118,12 @@ class Controller:
                 log.warning(
                     "job %d still saves, in process %d on %s, and the sweep waits for it\n"
                     "  If the process hangs, run `kill -9 %d` on %s. The sweep then continues the job.",
-                    state.number, process.pid, process.host, process.pid, process.host,
-                )  # fmt: skip
+                    state.number,
+                    process.pid,
+                    process.host,
+                    process.pid,
+                    process.host,
+                )
             else:
                 # The process of the job was killed with its controller, and nobody has written how the job has ended.
                 ended, retried = self._write_end(state, _lost(state))

@@ -33,6 +33,9 @@ def test_a_run_has_its_curves_its_config_and_what_hooks_have_logged(tmp_path: Pa
     resumed = run / ".hydra" / "resume_1"
     resumed.mkdir()
     (resumed / "overrides.yaml").write_text("[engine.max_epochs=9]")
+    repeated = run / ".hydra" / "resume_2"
+    repeated.mkdir()
+    (repeated / "overrides.yaml").write_text("[seed=1, resume=auto]")
     assert report(run) == 0
     page = Page(run / "report.html")
     curves = ["loss", "accuracy", "Learning rate", "Time of an iteration [s]"]
@@ -45,7 +48,8 @@ def test_a_run_has_its_curves_its_config_and_what_hooks_have_logged(tmp_path: Pa
     assert page.facts["memory"] == "100 MiB"
     known = {"model": "Net", "parameters": "4,547", "data": "Spirals: train 9 samples", "experiment": "arms"}
     assert page.facts.items() >= known.items()
-    assert page.commands == [f"python train.py optimizer.lr=0.01\npython train.py resume {run} engine.max_epochs=9"]
+    commands = ["optimizer.lr=0.01", f"resume {run} engine.max_epochs=9", f"seed=1 resume={run}"]
+    assert page.commands == ["\n".join(f"python train.py {words}" for words in commands)]
 
 
 @pytest.mark.parametrize(("last", "titles"), [(104.0, []), (106.0, ["Peak memory [MiB]"])])

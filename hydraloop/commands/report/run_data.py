@@ -105,7 +105,11 @@ class RunData:
         if self.file(".hydra/overrides.yaml") is None:
             return None
         first, *resumed = run_directory.typed_by_attempt(self.path)
-        words = [first, *(["resume", shown(self.path), *typed] for typed in resumed)]
+        words = [first]
+        for typed in resumed:
+            left = [line for line in typed if not line.startswith("resume=")]  # the whole command, typed again
+            is_whole = len(left) < len(typed)
+            words.append([*left, f"resume={shown(self.path)}"] if is_whole else ["resume", shown(self.path), *typed])
         return "\n".join(mask_command(["python", "train.py", *line]) for line in words)
 
     @cached_property
