@@ -291,7 +291,7 @@ def check_loadable(value: Any, where: str) -> None:
     """Refuse, before it is written, what torch.load(weights_only=True) could not load later.
 
     Raises:
-        TypeError: names the entry.
+        UserError: names the entry.
     """
     if type(value) in (dict, OrderedDict, Counter):
         for name, item in value.items():
@@ -301,7 +301,8 @@ def check_loadable(value: Any, where: str) -> None:
         for index, item in enumerate(value):
             check_loadable(item, f"{where}[{index}]")
     elif type(value) not in _PLAIN:
-        raise TypeError(
-            f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be loaded without pickle; "
-            f"keep tensors, numbers, strings, lists and dicts in state_dict()"
+        raise UserError(
+            f"it is a {type(value).__module__}.{type(value).__qualname__}, which cannot be loaded without pickle",
+            key=where,
+            remedy="Return tensors, numbers, strings, lists and dicts in state_dict().",
         )

@@ -89,7 +89,7 @@ class _Integer(int):
     ids=lambda value: type(value).__name__,
 )
 def test_what_could_not_be_loaded_is_refused_and_named(value: Any) -> None:
-    with pytest.raises(TypeError, match="cannot be loaded without pickle") as caught:
+    with pytest.raises(UserError, match="cannot be loaded without pickle") as caught:
         check_loadable({"hooks": {"mine": {"list": [1, {"value": value}]}}}, "checkpoint")
     assert "checkpoint['hooks']['mine']['list'][1]['value']" in str(caught.value)
 
