@@ -136,7 +136,8 @@ def _choose(project: Path | None, train: TrainCommand) -> int:
         argv, job = torchrun.own_arguments(argv)
     args = arguments.read(argv)
     environment.set_command([*environment.script(), *args.config_flags])
-    found = None if job is not None or args.shell_completion else parser.find(args.overrides, asks=args.help)
+    others = args.help or bool(args.unknown)
+    found = None if job is not None or args.shell_completion else parser.find(args.overrides, others=others)
     if found is None and project is not None:
         return train.run(args, argv, job)
     if args.help:

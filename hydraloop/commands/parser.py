@@ -119,13 +119,13 @@ class OnRun(NamedTuple):
     """Changes of the run's config."""
 
 
-def find(words: Sequence[str], *, asks: bool = False) -> Found | None:
+def find(words: Sequence[str], *, others: bool = False) -> Found | None:
     """Return the command in the words of a command line that are no flags: the first one that is not an override.
 
     None: there is no command, or a word cannot be the name of one, which `arguments.parse` reports.
 
     Args:
-        asks: for `--help`, where a word may also be the name of a topic.
+        others: whether a word may also be a topic of `--help`, or the value of a flag that does not exist.
 
     Raises:
         UserError: there is no such command.
@@ -135,7 +135,7 @@ def find(words: Sequence[str], *, asks: bool = False) -> Found | None:
             continue
         if word in COMMANDS:
             return Found(word, [*words[index + 1 :]], [*words[:index]])
-        if asks or not re.fullmatch(r"[a-z]+", word):
+        if others or not re.fullmatch(r"[a-z]+", word):
             return None
         near = close_names(word, COMMANDS, most=1, cutoff=0.7)
         remedy = f"Did you mean {near[0]}?" if near else f"Commands: {', '.join(COMMANDS)}. Options are key=value."

@@ -8,6 +8,7 @@ import re
 import shlex
 import traceback
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from hydraloop.config.arguments import LIST_GROUPS
+from hydraloop.config.arguments import LIST_GROUPS, parse
 from hydraloop.config.compose import Composer
 from hydraloop.config.hydra_keys import unused
 from hydraloop.config.project_classes import arguments_of, own_class, select
@@ -116,13 +117,24 @@ def unknown_flag(flag: str, args: argparse.Namespace, composer: Composer) -> Use
     typed, _, value = flag.lstrip("-").partition("=")
     name = typed.replace("-", "_")
     words = [*args.unknown[1:2], *args.overrides]  # argparse has the value in one of them
-    value = value or next((word for word in words if word[:1] not in "+~-" and "=" not in word), "…")
+    value = value or next((word for word in words if word[:1] not in "+~-" and "=" not in word), "")
     remedy = "Options are written without dashes: seed=0. --help lists the flags."
     if "." in typed:  # a key, perhaps a wrong one, of which its own message says more
-        remedy = f"Write it without dashes: {typed}={value}"
+        remedy = f"Write it without dashes: {typed}={value or '…'}"
     elif near := meant(flag, args.flags) or meant(name, known_keys(_without(None, [], composer), composer)):
-        remedy = f"Write {near[0]}" if near[0] in args.flags else f"Write it without dashes: {near[0]}={value}"
+        remedy = f"Write {near[0]}" if near[0] in args.flags else _without_dashes(near[0], value, composer)
     return UserError("there is no such flag", key=flag.partition("=")[0], remedy=remedy)
+
+
+def _without_dashes(key: str, value: str, composer: Composer) -> str:
+    """Return the remedy for a flag that is a key."""
+    line = f"{key}={value}"
+    with suppress(*COMPOSING_ERRORS):
+        if value and not parse([line])[0].is_sweep_override():
+            composer.compose([line])
+        if value:
+            return f"Write it without dashes: {line}"
+    return f"Its key is {key}, without dashes: --help {key} says what it takes."
 
 
 def known_keys(cfg: DictConfig, composer: Composer) -> list[str]:
