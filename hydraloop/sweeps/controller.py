@@ -354,7 +354,7 @@ class Controller:
                 self._write(job_states.not_built(state))
         self.problem = self.problem or UserError(
             "the first jobs have failed with the same error while they were built, so no other job was started",
-            remedy=f"Correct it or leave out these jobs, and continue the sweep: {self._resume_option}",
+            remedy=f"With other options, start a new sweep. After a change in code, continue: {self._resume_option}",
         )
 
     def _write_end(

@@ -78,9 +78,10 @@ def jobs_table(found: Results, most: int = _MOST) -> Table:
     """Return a table of `most` jobs, the best first."""
     short = short_keys(found.keys)
     others = [] if found.search is None else list(found.search.objectives)[1:]
-    columns = ("status", found.metric or "value", *others, "step", "time", "checkpoint", "reason")
+    reasons = [line((row.error or row.reason or "").partition("\n")[0]) for row in found.rows[:most]]
+    columns = ("status", found.metric or "value", *others, "step", "time", "checkpoint", *["reason"] * any(reasons))
     table = new_table("job", *short.values(), *columns)
-    for row in found.rows[:most]:
+    for row, reason in zip(found.rows[:most], reasons, strict=True):
         value = "" if row.value is None else number(row.value)
         if value and row.metric != found.metric:
             value += f" ({row.metric})"
@@ -92,7 +93,7 @@ def jobs_table(found: Results, most: int = _MOST) -> Table:
         ]
         cells += [number(row.objectives.get(name, "")) for name in others]
         cells += ["" if row.step is None else f"{row.step:,}", duration(row.seconds) if row.seconds else ""]
-        cells += [line(row.checkpoint or ""), line((row.error or row.reason or "").partition("\n")[0])]
+        cells += [line(row.checkpoint or ""), *[reason] * any(reasons)]
         table.add_row(*cells, style=_STYLES.get(row.status, ""))
     return table
 

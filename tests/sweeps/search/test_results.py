@@ -140,7 +140,7 @@ def test_several_objectives_have_a_pareto_front(tmp_path: Path, capsys: pytest.C
     lr = str(search.history().trials[found[0]["trial"]].params["optimizer.lr"])
     assert f"optimizer.lr={lr}" in found[0]["command"]
     titles = [line.split() for line in lines]
-    assert titles[1] == ["job", "lr", "width", "status", "loss", "time", "step", "time", "checkpoint", "reason"]
+    assert titles[1] == ["job", "lr", "width", "status", "loss", "time", "step", "time", "checkpoint"]
     first = titles.index(["Pareto", "front"]) + 1
     assert titles[first] == ["job", "lr", "width", "loss", "time"]
     assert [int(cells[0]) for cells in titles[first + 1 :][: len(found)]] == [point["trial"] for point in found]
