@@ -69,7 +69,7 @@ COMMANDS = {
         "[FOLDER] [--sort METRIC] [--json]",
         "list all runs and jobs of sweeps, the newest first",
         "Without a folder, it looks in outputs/ and multirun/. --sort lists the best first by a metric: accuracy, "
-        "loss, test.accuracy.",
+        "loss, test.accuracy. If its name does not say which values are good, the least is the first.",
     ),
     "status": Command("FOLDER [--json]", "print how a sweep or a run is doing", _FOLDER),
     "attach": Command("FOLDER", "show a sweep or a run until it ends", f"{_FOLDER} Ctrl-C leaves it running."),

@@ -22,7 +22,7 @@ from hydraloop.files import lock
 from hydraloop.files.environment import shown
 from hydraloop.files.metrics_log import FILENAME as LOG
 from hydraloop.files.result import FILENAME as RESULT
-from hydraloop.files.result import PAUSE, Objective, Result
+from hydraloop.files.result import PAUSE, Objective, Result, by_keys
 from hydraloop.files.run_directory import OUTPUTS, RECORDS, config_file, typed_overrides
 from hydraloop.files.secrets import mask_overrides
 from hydraloop.files.terminal import brief, duration, number, print_json
@@ -33,7 +33,6 @@ from hydraloop.sweeps.sweep_directory import SweepDirectory
 
 _ROOTS = (OUTPUTS, Path("multirun"))
 """Where the runs of a project are."""
-_HEADERS = ("run", "status", "experiment", "best", "time", "typed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"runs": [_plain(row) for row in rows]})
     else:
-        _print_table(rows)
+        _print_table(rows, args.sort)
     return 0
 
 
@@ -91,15 +90,18 @@ def _ordered(rows: Sequence[_Run], name: str) -> list[_Run]:
     if rows and not with_metric:
         known = {metric for row in rows for metric in row.metrics}
         raise UserError(f"no run has the metric {name}", key="--sort", remedy=suggestion(name, known))
+    metric = name.removeprefix("test.")
     goals = [row.result.objective for row in rows if row.result.objective is not None]
-    greater = any(goal.rule == "greater" for goal in goals if goal.metric == name)
+    rules = {goal.rule for goal in goals if goal.metric == metric} - {None}
+    greater = "greater" in rules if rules else bool(by_keys(metric))
     with_metric.sort(key=lambda row: row.metric(name) or 0.0, reverse=greater)
     return with_metric + [row for row in rows if row.metric(name) is None]
 
 
-def _print_table(rows: Sequence[_Run]) -> None:
-    """Print a line for each run. In a terminal, a long line is cut."""
-    lines = [_HEADERS, *(tuple(printable(cell).replace("\n", " ") for cell in _cells(row)) for row in rows)]
+def _print_table(rows: Sequence[_Run], metric: str | None) -> None:
+    """Print a line for each run, with its best value or the metric of `--sort`. In a terminal, a long line is cut."""
+    headers = ("run", "status", "experiment", metric or "best", "time", "typed")
+    lines = [headers, *(tuple(printable(cell).replace("\n", " ") for cell in _cells(row, metric)) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for cells in lines if rows else []:
@@ -108,11 +110,14 @@ def _print_table(rows: Sequence[_Run]) -> None:
     print(f"{len(rows):,} run{'' if len(rows) == 1 else 's'}")
 
 
-def _cells(row: _Run) -> tuple[str, ...]:
+def _cells(row: _Run, metric: str | None) -> tuple[str, ...]:
     goal = row.result.objective
-    best = "" if goal is None else f"{goal.metric} {number(goal.value)}{row.result.note}"
+    shown_value = "" if goal is None else f"{goal.metric} {number(goal.value)}{row.result.note}"
+    if metric is not None:
+        value = row.metric(metric)
+        shown_value = "" if value is None else number(value)
     time = duration(row.result.seconds) if row.result.seconds else ""
-    return shown(row.path), row.status, row.experiment, best, time, brief(" ".join(row.typed))
+    return shown(row.path), row.status, row.experiment, shown_value, time, brief(" ".join(row.typed))
 
 
 def described(path: Path) -> dict[str, Any]:

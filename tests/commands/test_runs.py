@@ -102,6 +102,20 @@ def test_runs_are_sorted_by_one_metric_also_if_they_were_compared_by_another(
     assert set(listed(capsys, "--sort", "accuracy")[4:]) == {"c", "1"}, "those without it"
 
 
+def test_runs_are_sorted_by_a_metric_of_the_test_and_by_one_that_no_run_was_compared_by(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    day = project / "outputs" / "2026-01-01"
+    write(day / "d", **ended(0.9, test_metrics={"accuracy": 0.9, "precision": 0.3}))
+    write(day / "e", **ended(0.9, test_metrics={"accuracy": 0.8, "precision": 0.4, "loss": 3.0}))
+    assert listed(capsys, "--sort", "test.accuracy")[:2] == ["d", "e"]
+    assert listed(capsys, "--sort", "test.precision")[:2] == ["e", "d"]
+    assert listed(capsys, "--sort", "test.loss")[0] == "e"
+    assert main(["runs", "--sort", "test.precision"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [row[3] for row in rows[:3]] == ["test.precision", "0.4000", "0.3000"]
+
+
 def test_the_json_has_what_selects_runs(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", "outputs", "--json"]) == 0
     found = {Path(one["run"]).name: one for one in json.loads(capsys.readouterr().out)["runs"]}
