@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hydraloop.commands.report.run_data import Curve, charts
+from hydraloop.commands.report.run_data import Curve, RunData, charts
 from hydraloop.files.lock import RunLock
 from hydraloop.files.metrics_writer import RecordLog
+from hydraloop.files.result import Best, Result
 from tests.report.written import HOSTILE, Page, report, write_run
 
 
@@ -50,6 +51,17 @@ def test_a_run_has_its_curves_its_config_and_what_hooks_have_logged(tmp_path: Pa
     assert page.facts.items() >= known.items()
     commands = ["optimizer.lr=0.01", f"resume {run} engine.max_epochs=9", f"seed=1 resume={run}"]
     assert page.commands == ["\n".join(f"python train.py {words}" for words in commands)]
+
+
+def test_the_test_at_the_end_is_drawn_where_its_checkpoint_was_saved(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", count=10)
+    log = RecordLog(run / "metrics.jsonl")
+    for iteration in (50, 100):  # the first one is of the run before it was continued
+        log.append({"mode": "test", "epoch": 1, "iteration": iteration, "accuracy": 0.7})
+    log.close()
+    kept = Best("accuracy", 0.8, 60, str(run / "checkpoints" / "best_accuracy_epoch_1.pth"))
+    Result("finished", best=kept, progress={"iteration": 100}).write(run)
+    assert RunData(run).curves["test/accuracy"].iterations.tolist() == [50, 60]
 
 
 @pytest.mark.parametrize(("last", "titles"), [(104.0, []), (106.0, ["Peak memory [MiB]"])])

@@ -76,9 +76,16 @@ class RunData:
         found: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
         for record in self.records:
             for name, value in record.metrics.items():
-                found[name].append((record.iteration, value))
+                found[name].append((self._iteration_of(record), value))
         columns = {name: np.array(points, dtype=np.float64).T for name, points in found.items()}
         return {name: Curve(x, y) for name, (x, y) in columns.items()}
+
+    def _iteration_of(self, record: Record) -> int:
+        """Return the completed iterations of the weights: the test at the end is one of the best checkpoint."""
+        result = self.result
+        if result is None or result.best is None or result.best_checkpoint is None or record.mode != "test":
+            return record.iteration
+        return result.best.iteration if record.iteration == result.progress.get("iteration") else record.iteration
 
     @cached_property
     def result(self) -> Result | None:
