@@ -87,7 +87,7 @@ def explain(error: Exception, overrides: Sequence[Override], composer: Composer)
         return _generic(case)
     if re.match("Could not (override|delete)", text) or re.search("Key '.*' (not in '|is not in struct)", cause):
         return _own_key(case) or _not_selected(case) or _no_such_key(case)
-    if re.search("could not be converted|not a valid|is not a (ListConfig|subclass)|Cannot (merge|assign)", cause):
+    if re.search("could not be converted|not a valid|is not Optional|is not a (ListConfig|subclass)|Cannot (merge|assign)", cause):
         return _selected_in_a_file(case) or (_wrong_value(case) if key else _generic(case))
     return _generic(case)
 

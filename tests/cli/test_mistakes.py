@@ -110,6 +110,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "+scheduler.foo=1": ("scheduler.foo", "_target_"),
     "engine.max_iters=0": ("engine.max_iters", "Use 1 or more, or null for max_epochs."),
     "seed=-1": ("seed", "Use 0"),
+    "engine.max_epochs=null": ("engine.max_epochs", "It takes a whole number: engine.max_epochs=20"),
     "~load_from": ("load_from", "Leave ~load_from out."),
     "~seed ++seed=[]": ("seed", "Use 0"),
     "hydra.verbose=[a,5]": ("hydra.verbose", "true, false or names of loggers"),
