@@ -31,6 +31,7 @@ from hydraloop.schemas.selected_hooks import HOOK_GROUPS
 _WITHOUT_MESSAGE = (UnicodeDecodeError, AssertionError, AttributeError, KeyError)
 COMPOSING_ERRORS = (HydraException, OmegaConfBaseException, YAMLError, *_WITHOUT_MESSAGE)
 """What Hydra raises for a mistake."""
+_WRONG_KIND = "could not be converted|not a valid|is not Optional|is not a (ListConfig|subclass)|Cannot (merge|assign)"
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", ListConfig: "a list"}
 _OPTIONS = [entry.name for entry in dataclasses.fields(Config)]
 _FIXED = ("_target_", "_partial_", "precision.name")
@@ -87,7 +88,7 @@ def explain(error: Exception, overrides: Sequence[Override], composer: Composer)
         return _generic(case)
     if re.match("Could not (override|delete)", text) or re.search("Key '.*' (not in '|is not in struct)", cause):
         return _own_key(case) or _not_selected(case) or _no_such_key(case)
-    if re.search("could not be converted|not a valid|is not Optional|is not a (ListConfig|subclass)|Cannot (merge|assign)", cause):
+    if re.search(_WRONG_KIND, cause):
         return _selected_in_a_file(case) or (_wrong_value(case) if key else _generic(case))
     return _generic(case)
 
