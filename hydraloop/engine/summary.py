@@ -158,7 +158,7 @@ class Report:
         rows.update(self._run.messages.read("tracked") or {})
         traces = run_dir / "tf_tracing_logs"
         if traces.is_dir():
-            rows["profile"] = f"tensorboard --logdir {shlex.quote(shown(traces))}"
+            rows["profile"] = f"{shown(traces)}; https://ui.perfetto.dev opens a trace"
         is_over = result is None or result.status == "finished"
         # Stopped by a hook: a resumed run stops again, unless an option of that hook changes.
         is_over |= result is not None and result.status == "stopped" and result.reason != self._run.settings.out_of_time

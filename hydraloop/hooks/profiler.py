@@ -47,8 +47,8 @@ class ProfilerHook(Hook):
     `profile_times` epochs (or iterations), when the schedule's cycles are done, or when training ends. A validation in
     between is in the trace. At the end of each cycle, the trace is passed to `on_trace_ready`:
 
-    * `tb_trace`: writes a Chrome trace `<run_dir>/tf_tracing_logs/<host>_<process>.<time>.pt.trace.json`, the name that
-      TensorBoard expects (with the package torch-tb-profiler, on an NPU torch-tb-profiler-ascend);
+    * `tb_trace`: writes a Chrome trace `<run_dir>/tf_tracing_logs/<host>_<process>.<time>.pt.trace.json`, which
+      https://ui.perfetto.dev opens (on an NPU, TensorBoard with torch-tb-profiler-ascend);
     * `chrome_trace`: writes the same trace to `json_trace_path`;
     * `log_trace`: writes a table to the log, sorted by the time spent in the operator itself;
     * anything callable with a `torch.profiler.profile` (a `_target_` in the config). torch exports a trace only once: a

@@ -91,7 +91,7 @@ def test_both_hooks_train_in_one_run(project: Project) -> None:
     assert {"epoch_1.pth", "epoch_2.pth"} <= set(run.checkpoints)
 
     assert done.text.count("read as a list: hooks=[ema,profiler]") == 1
-    for shown in ("parameters", "lr ", "eta ", "time ", "data ", "memory ", "tensorboard --logdir", name):
+    for shown in ("parameters", "lr ", "eta ", "time ", "data ", "memory ", "ui.perfetto.dev", name):
         assert shown in done.out, shown
     for shown in ("accuracy", "hooks      in the order they are called"):
         assert shown in done.out

@@ -185,7 +185,7 @@ def test_summary_of_a_finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert re.fullmatch(r"12.00s: 0% waiting for data, [89]% in hooks", waiting["time"])
     assert re.fullmatch(r"slow 1\.0\ds, logger [^,]+", waiting["hooks"])
     assert rows["records"] == os.path.join("run", "metrics.jsonl")
-    assert rows["profile"] == "tensorboard --logdir " + os.path.join("run", "tf_tracing_logs")
+    assert rows["profile"] == "run/tf_tracing_logs; https://ui.perfetto.dev opens a trace"
     assert "continue" not in rows
 
 
