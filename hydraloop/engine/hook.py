@@ -266,7 +266,10 @@ class Hook:
     # MMEngine's helpers; `n` and `begin` are those of `interval.Every`. ----------------------------------------------
 
     def every_n_train_iters(self, engine: Engine, n: int, begin: int = 0) -> bool:
-        """Return whether the number of completed iterations is a multiple of n; `begin` as in `Every`."""
+        """Return whether the number of completed iterations is a multiple of n; `begin` as in `Every`.
+
+        The current iteration counts from after_train_iter on.
+        """
         return Every(n, begin).fires_at(engine.progress.iteration)
 
     def every_n_iters(self, engine: Engine, n: int, begin: int = 0) -> bool:

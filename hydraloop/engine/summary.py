@@ -129,7 +129,7 @@ class Report:
         if timing is not None:
             samples = self._run.progress.samples / max(self._run.progress.iteration, 1)
             rows["speed"] = (
-                f"{rate(samples / timing.mean)} samples/s, {1 / timing.mean:.3g} iterations/s\n"
+                f"{rate(samples / timing.mean)} samples/s, {rate(1 / timing.mean)} iterations/s\n"
                 f"mean {duration(timing.mean)}, p50 {duration(timing.p50)}, p90 {duration(timing.p90)}, "
                 f"max {duration(timing.max)}"
             )

@@ -72,7 +72,7 @@ class ProfilerHookConf(HookConf):
     on_trace_ready: Any = field(default_factory=lambda: ["tb_trace", "log_trace"])
     """What to do with a trace: `tb_trace`, `chrome_trace`, `log_trace`, or a mapping with `_target_`
     (`[{_target_: …}]`), as a list or one name alone. Null, MMEngine's default: nothing. The default writes a file for
-    TensorBoard and Chrome, and a table to the log for users without a viewer."""
+    https://ui.perfetto.dev, and a table to the log for users without a viewer."""
     record_shapes: bool = False
     """Record input shapes. False, as in MMEngine: it makes every operator slower."""
     profile_memory: bool = True

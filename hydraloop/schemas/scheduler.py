@@ -77,8 +77,8 @@ class WarmupCosineConf(_Schedule):
     total_iters: Optional[int] = None
     """Length in steps (or epochs). Null: from `begin` to `end`."""
     warmup: Optional[int] = None
-    """Steps (or epochs) of the warm-up. Null: a twentieth of the length, the middle of the usual 3 to 10 %, which fits
-    short runs too."""
+    """Steps (or epochs) of the warm-up; the next one has the full learning rate. Null: a twentieth of the length, the
+    middle of the usual 3 to 10 %, which fits short runs too."""
     start_factor: float = 0.01
     """Share of the learning rate in the first step, above 0, up to 1. Nearly 0, as for transformers; with 0, the first
     step would change nothing."""
