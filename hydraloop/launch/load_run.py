@@ -97,6 +97,7 @@ def load_run(
     engine = assemble(cfg, distributed, run_dir=run_dir, parts=parts, trains=False)
     set_rng_state(generators)  # the caller's numbers do not begin again
     engine.checkpoints.load_for_evaluation(saved, "checkpoint")
+    engine.task.eval()  # also for a caller who uses the model without the engine
     log.info("weights loaded from %s", file)
     return engine
 

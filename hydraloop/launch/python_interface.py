@@ -159,8 +159,8 @@ def load(
 ) -> Engine:
     """Return the engine of a finished run with its weights, to validate, test or predict. It writes no file.
 
-    It has no optimizer, and of the hooks only those that change an evaluation (`tta`). It runs in this process, or with
-    the ranks of a launcher, whatever the number of ranks was that trained.
+    The task is in eval mode. The engine has no optimizer, and of the hooks only those that change an evaluation
+    (`tta`). It runs in this process, or with the ranks of a launcher, whatever the number of ranks was that trained.
 
     Args:
         run_dir: the run directory. The Python files in it are not trusted.

@@ -149,6 +149,7 @@ def test_finished_objects_for_all_parts_train_and_resume_to_the_same_bits(tmp_pa
     assert resumed.train().test_metrics == whole.test_metrics
     assert same(weights(resumed), weights(engine))
     loaded = hydraloop.load(tmp_path / "run", task=tiny_task(), loaders={"test": batches(2, seed=2)})
+    assert not loaded.model.training
     assert loaded.test() == whole.test_metrics
     with pytest.raises(UserError, match="got an object from Python") as caught:
         hydraloop.load(tmp_path / "run")
