@@ -135,7 +135,8 @@ class Progress:
             return []
         swept = brief(" ".join(jobs.swept_lines(self.directory.lines(best))))
         note = NO_CHECKPOINT if best.checkpoint is None else ""
-        return [f"best: job {best.number}, {best.metric} {number(best.value)}{note} ({swept})"]
+        label = "best without averages" if self.directory.description.averaged else "best"
+        return [f"{label}: job {best.number}, {best.metric} {number(best.value)}{note} ({swept})"]
 
 
 def _shown(record: Record, name: str) -> str:

@@ -95,7 +95,7 @@ def test_status_of_a_sweep(sweep: SweepDirectory, capsys: pytest.CaptureFixture[
         f"{sweep.path}: {line}",
         "6 jobs: 1 finished, 1 failed, 1 interrupted, 1 running, 2 queued",
         f"No controller is running. Continue the sweep: {line} sweep.resume={sweep.path}",
-        "best: job 0, accuracy 0.9000 (optimizer.lr=1e-3 seed=0)",
+        "best without averages: job 0, accuracy 0.9000 (optimizer.lr=1e-3 seed=0)",
         f"running: job 3 (optimizer.lr=1e-2 seed=0): process {os.getpid()} on {socket.gethostname()}, "
         "iteration 20, accuracy 0.5000, about 0:10:00 left",
         "interrupted: job 2 (optimizer.lr=1e-3 seed=2): its process was killed",

@@ -154,6 +154,7 @@ def _results(names: Sequence[str], runs: Sequence[RunData], found: Sequence[Mapp
 def _differences(names: Sequence[str], runs: Sequence[RunData]) -> Html:
     """Return a table of the keys whose values differ, with a column for each run."""
     configs = [run.config or {} for run in runs]
-    keys = {one.key: None for config in configs[1:] for one in differences(configs[0], config)}
+    changes = [one for config in configs[1:] for one in differences(configs[0], config)]
+    keys = dict.fromkeys(one.key for one in changes if one.key != "resume")  # it changes no result
     rows = [(element("code", key), *(run.value(key) for run in runs)) for key in keys]
     return table(("key", *names), rows) if rows else note("The configs are equal.")

@@ -86,8 +86,9 @@ def write(directory: SweepDirectory, output: Path, *, follow: bool = False) -> b
         text, _, command = results_table.best_lines(directory, found).partition("\n  ")
         commands[text] = command
     shown_job = next(iter((*found.best_jobs, *runs)), 0)
+    subject = RunData(directory.run_dir(directory.state(shown_job))).subject
     known: dict[str, object] = {
-        **RunData(directory.run_dir(directory.state(shown_job))).subject,
+        **{f"parameters of job {shown_job}" if name == "parameters" else name: fact for name, fact in subject.items()},
         "jobs": count if over == count else f"{over:,} of {count:,} are over",
         **Counter[str](row.status for row in found.rows),
         "time of all jobs": clock(sum(row.seconds for row in found.rows)),

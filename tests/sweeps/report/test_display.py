@@ -60,7 +60,7 @@ def test_the_table_has_the_running_jobs_and_the_state_of_the_sweep(
         assert "20   :smile:" in text
         assert "starts" in text
         assert "30 jobs: 26 queued, 2 running, 1 finished, 1 failed; 0:00:00" in text
-        assert "best: job 0, accuracy 0.5000 (hooks=[] seed=0)" in text
+        assert "best without averages: job 0, accuracy 0.5000 (hooks=[] seed=0)" in text
         write(directory, {12: finished(0.75), 20: {"state": "failed", "error": "x"}})
         watcher.ended(directory.state(12))
         watcher.ended(directory.state(20))
