@@ -20,8 +20,9 @@ from hydraloop.errors import UserError, missing_path, printable
 from hydraloop.files import lock
 from hydraloop.files.checkpoint_files import candidates
 from hydraloop.files.environment import of_project, shown
+from hydraloop.files.result import Result
 from hydraloop.files.run_directory import checkpoint_folders, holds_run
-from hydraloop.files.terminal import print_json
+from hydraloop.files.terminal import number, print_json
 from hydraloop.launch.detach import CONTROLLER_LOG, RUN_LOG
 from hydraloop.sweeps import job_states, sweep_directory
 from hydraloop.sweeps.executors import slurm_queue
@@ -120,7 +121,10 @@ def _of_run(path: Path) -> list[str]:
     running = RunningJob(state) if state.state == "running" else None
     if running is not None:
         running.read_records(path)
-    return [*_described(state, "the run", path, path, running), *command]
+    result = Result.read(path) if running is None else None  # that of an earlier attempt
+    goal = None if result is None else result.objective
+    best = [] if result is None or goal is None else [f"best: {goal.metric} {number(goal.value)}{result.note}"]
+    return [*_described(state, "the run", path, path, running), *best, *command]
 
 
 def _of_sweep(sweep: SweepDirectory) -> list[str]:

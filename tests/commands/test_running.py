@@ -18,7 +18,7 @@ import pytest
 
 from hydraloop.commands.command_line import view as main
 from hydraloop.files.lock import RunLock
-from hydraloop.files.result import Result
+from hydraloop.files.result import Objective, Result
 from hydraloop.launch.termination import is_alive, started
 from hydraloop.sweeps import job_states
 from hydraloop.sweeps.executors.slurm_queue import current_states
@@ -197,9 +197,14 @@ def test_attach_follows_the_log_of_a_run_to_its_end(run: Path, capfd: pytest.Cap
 
 
 def test_a_running_run_is_named_with_its_process(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Result("finished", objective=Objective("accuracy", "greater", 0.9, 5)).write(run)
     with RunLock(run, key="hydra.run.dir"):
         assert main(["status", str(run)]) == 0
-        assert f"running: the run: process {os.getpid()} on " in capsys.readouterr().out
+        out = capsys.readouterr().out
+        assert f"running: the run: process {os.getpid()} on " in out
+        assert "best" not in out, "the result is of an earlier attempt"
+    assert main(["status", str(run)]) == 0
+    assert "\nbest: accuracy 0.9000 (no best checkpoint)\n" in capsys.readouterr().out
 
 
 def _begin(run: Path, program: str) -> Script:
