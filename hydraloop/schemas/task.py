@@ -26,10 +26,10 @@ class MeanAbsoluteErrorConf:
 
 
 @dataclass
-class BitsPerByteConf:
+class BitsPerTokenConf:
     """Mean loss of a language model in bits."""
 
-    _target_: str = "hydraloop.tasks.BitsPerByte"
+    _target_: str = "hydraloop.tasks.BitsPerToken"
 
 
 @dataclass
@@ -141,7 +141,7 @@ class LanguageModelingConf:
     """Returns logits `[N, T, V]` for tokens `[N, T]`; the group `model`. Batches are (tokens, targets), or tokens
     `[N, T + 1]` alone: each token is then the target of the one before it."""
     metrics: Dict[str, Any] = field(
-        default_factory=lambda: {"bits_per_byte": BitsPerByteConf(), "accuracy": TokenAccuracyConf()}
+        default_factory=lambda: {"bits_per_token": BitsPerTokenConf(), "accuracy": TokenAccuracyConf()}
     )
     """Metrics by name; `save_best=auto` uses the first. Null removes a metric. Metrics of torchmetrics work too."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hydraloop.tasks.language_modeling import HuggingFace, LanguageModeling
 from hydraloop.tasks.metrics import (
     Accuracy,
-    BitsPerByte,
+    BitsPerToken,
     MeanAbsoluteError,
     Metric,
     SumMetric,
@@ -17,7 +17,7 @@ from hydraloop.tasks.task import Task
 
 __all__ = [
     "Accuracy",
-    "BitsPerByte",
+    "BitsPerToken",
     "Classification",
     "HuggingFace",
     "LanguageModeling",

@@ -124,11 +124,10 @@ class Accuracy(_Mean):
         self.sums[1] += counts.sum()
 
 
-class BitsPerByte(_Mean):
-    """The mean negative log-likelihood of the next token in bits: the size to which a byte could be compressed.
+class BitsPerToken(_Mean):
+    """The mean negative log-likelihood of the next token in bits: the size to which a token could be compressed.
 
-    This is the loss of a language model in a unit that allows comparing models with different vocabularies. A model
-    that has learned nothing has 8. If the tokens are not bytes, it is bits per token.
+    If tokens are bytes, it is bits per byte, and a model that has learned nothing has 8.
     """
 
     higher_is_better = False

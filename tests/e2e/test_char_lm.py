@@ -68,9 +68,9 @@ def test_it_learns_more_than_how_often_bytes_occur(trained: Project) -> None:
     assert result["status"] == "finished"
     assert result["progress"]["iteration"] == 200
     metrics = result["test_metrics"]
-    assert list(metrics) == ["bits_per_byte", "accuracy", "loss"]
-    assert metrics["bits_per_byte"] < bits_of_single_bytes() - 0.5
-    assert metrics["bits_per_byte"] == pytest.approx(metrics["loss"] / math.log(2), rel=1e-5)
+    assert list(metrics) == ["bits_per_token", "accuracy", "loss"]
+    assert metrics["bits_per_token"] < bits_of_single_bytes() - 0.5
+    assert metrics["bits_per_token"] == pytest.approx(metrics["loss"] / math.log(2), rel=1e-5)
     assert 0.25 < metrics["accuracy"] < 1
 
 
@@ -82,7 +82,7 @@ def test_the_record_has_the_mean_loss_of_a_byte(trained: Project) -> None:
 
 def test_validation_and_checkpoints_are_by_iteration(trained: Project) -> None:
     assert trained.run.checkpoints == ["iter_100.pth", "iter_200.pth"]
-    assert trained.run.result["val_metrics"]["bits_per_byte"] < 8
+    assert trained.run.result["val_metrics"]["bits_per_token"] < 8
 
 
 def test_the_context_and_the_held_out_parts_follow_the_train_part(trained: Project) -> None:
@@ -95,7 +95,7 @@ def test_the_context_and_the_held_out_parts_follow_the_train_part(trained: Proje
 def test_half_of_the_experiment_gets_below_three_bits(project: Project) -> None:
     done = project.train("experiment=char_lm", "engine.max_iters=600", "engine.val_interval=null")
     assert done.code == 0, done.text
-    assert project.run.result["test_metrics"]["bits_per_byte"] < 3
+    assert project.run.result["test_metrics"]["bits_per_token"] < 3
 
 
 # Sampling. -----------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from examples.char_lm.gpt import GPT
 from hydraloop.errors import UserError
-from hydraloop.tasks import BitsPerByte, LanguageModeling, TokenAccuracy
+from hydraloop.tasks import BitsPerToken, LanguageModeling, TokenAccuracy
 from tests.helpers import HostSyncs
 
 
@@ -121,7 +121,7 @@ def test_tokens_alone_are_their_own_targets() -> None:
 
 
 def test_metrics_and_loss_weight_tokens_equally() -> None:
-    made = task(bits_per_byte=BitsPerByte(), accuracy=TokenAccuracy())
+    made = task(bits_per_token=BitsPerToken(), accuracy=TokenAccuracy())
     batches = [batch(3), batch(1, seed=1, ignored=[(0, 0), (0, 2), (0, 3)])]
     made.reset_metrics()
     outputs = [made.evaluate(one) for one in batches]
@@ -130,10 +130,10 @@ def test_metrics_and_loss_weight_tokens_equally() -> None:
     targets = torch.cat([targets.flatten() for _, targets in batches])
     nats = functional.cross_entropy(logits, targets).item()
     correct = (logits.argmax(1) == targets)[targets != -100]
-    assert list(metrics) == ["bits_per_byte", "accuracy", "loss"]
+    assert list(metrics) == ["bits_per_token", "accuracy", "loss"]
     assert len(correct) == 13
     assert metrics["loss"] == pytest.approx(nats, rel=1e-6)
-    assert metrics["bits_per_byte"] == pytest.approx(nats / math.log(2), rel=1e-6)
+    assert metrics["bits_per_token"] == pytest.approx(nats / math.log(2), rel=1e-6)
     assert metrics["accuracy"] == pytest.approx(correct.double().mean().item())
     assert 0 < metrics["accuracy"] < 1
     own = functional.cross_entropy(logits[:12], targets[:12]).item()
@@ -142,7 +142,7 @@ def test_metrics_and_loss_weight_tokens_equally() -> None:
 
 
 def test_a_batch_without_targets_does_not_spoil_the_rest() -> None:
-    made = task(bits_per_byte=BitsPerByte(), accuracy=TokenAccuracy())
+    made = task(bits_per_token=BitsPerToken(), accuracy=TokenAccuracy())
     made.reset_metrics()
     made.evaluate(batch())
     before = made.compute_metrics()
@@ -151,12 +151,12 @@ def test_a_batch_without_targets_does_not_spoil_the_rest() -> None:
 
 
 def test_higher_is_better() -> None:
-    made = task(bits_per_byte=BitsPerByte(), accuracy=TokenAccuracy())
+    made = task(bits_per_token=BitsPerToken(), accuracy=TokenAccuracy())
     assert [made.higher_is_better(name) for name in made.metric_names] == [False, True, False]
 
 
 def test_no_iteration_waits_for_the_device() -> None:
-    made = task(bits_per_byte=BitsPerByte(), accuracy=TokenAccuracy())
+    made = task(bits_per_token=BitsPerToken(), accuracy=TokenAccuracy())
     made.reset_metrics()
     with HostSyncs() as syncs:
         made(batch(ignored=[]))
