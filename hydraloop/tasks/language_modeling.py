@@ -19,7 +19,7 @@ class LanguageModeling(Task):
 
     A batch may also be the tokens alone, int64 `[N, T + 1]`, or a list or tuple with only them. Each token is then the
     target of the one before it: the model gets all tokens except the last one, and the targets are all except the first
-    one. `predict` passes all of them to the model.
+    one, also in `predict`.
 
     The loss is the negative log-likelihood in nats, as a sum and a number of targets, so that every target has the same
     weight, no matter how many a batch, a rank or a window has. Targets of -100 (torch's default `ignore_index`) are
@@ -42,6 +42,10 @@ class LanguageModeling(Task):
         logits = self.call_model(tokens, targets)
         loss = self._total(logits, targets)
         return {LOSS: loss} if self.training else {LOSS: loss, OUTPUTS: logits, TARGETS: targets}
+
+    def predict(self, batch: Any) -> Any:
+        """Return the model's output for the tokens that it gets in an evaluation."""
+        return self.model(_tokens_and_targets(batch)[0])
 
     def call_model(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return the logits `[N, T, V]` of tokens `[N, T]`.

@@ -115,6 +115,7 @@ def test_tokens_alone_are_their_own_targets() -> None:
     for given in (text, [text]):
         assert made(given)["loss"] == expected
         assert made.num_samples(given) == 2
+        assert torch.equal(made.predict(given), made.model(text[:, :-1])), "as in an evaluation"
 
 
 # Evaluation. ---------------------------------------------------------------------------------------------------------
