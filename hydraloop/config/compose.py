@@ -18,9 +18,9 @@ from hydra.initialize import get_gh_backup, restore_gh_from_backup
 from hydra.plugins.config_source import ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
-from hydraloop.config.arguments import check_text
+from hydraloop.config.arguments import LIST_GROUPS, check_text
 from hydraloop.config.hydra_keys import check_overrides, check_typed, of_hydra
 from hydraloop.config.project_classes import with_own_arguments
 from hydraloop.errors import UserError, missing_path
@@ -92,7 +92,23 @@ class Composer:
                 raise
             cfg = compose(overrides=lines)
         check_overrides(cfg, overrides)
+        self.drop_unselected(cfg, overrides)
         return cfg
+
+    def drop_unselected(self, cfg: DictConfig, overrides: Sequence[str]) -> None:
+        """Remove the values that files set for a hook or a schedule which a typed `hooks=…` does not select.
+
+        Without such a selection, they are a mistake: somebody has forgotten to select the option.
+        """
+        typed = [line.lstrip("+").partition("=")[0] for line in overrides]
+        for group in LIST_GROUPS:
+            content: Any = OmegaConf.to_container(cfg, resolve=False) if group in typed else {}
+            nodes = content.get(group) or {}
+            left = {name for name, node in nodes.items() if isinstance(node, dict) and "_target_" not in node}
+            for name in left & {*self.options(group)} if left else ():
+                if not any(key.startswith(f"{group}.{name}.") for key in typed):
+                    with open_dict(cfg):
+                        del cfg[group][name]
 
     def complete(self, overrides: Sequence[str]) -> None:
         """Let Hydra print the completions of the command line in COMP_LINE, for a shell.

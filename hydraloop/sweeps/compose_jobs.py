@@ -48,6 +48,7 @@ class GridComposer:
             cfg = self._applied(lines)
         except HydraException as error:
             cfg = self._applied(with_own_arguments(error, lines))
+        self.composer.drop_unselected(cfg, lines)
         OmegaConf.copy_cache(from_config=self._master, to_config=cfg)  # `${now:}` as in the directory of the sweep
         overrides = [self._parse(line) for line in lines]
         cfg.sweep.objectives = self._master.sweep.objectives  # the job checks that its validations report them

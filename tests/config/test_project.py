@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from hydraloop.config import arguments
+from hydraloop.config import arguments, checks
 from hydraloop.config.compose import Composer, opened
 from hydraloop.errors import UserError
 from hydraloop.files.changes import resumed
@@ -80,6 +80,20 @@ def test_a_file_names_what_differs(tmp_path: Path) -> None:
     checkpoint = cfg["default_hooks"]["checkpoint"]
     assert (checkpoint["max_keep_ckpts"], checkpoint["save_best"], checkpoint["min_time"]) == (1, "auto", "10s")
     assert (cfg["seed"], cfg["hooks"]) == (3, {})
+
+
+def test_a_typed_selection_drops_the_values_of_what_it_does_not_select(tmp_path: Path) -> None:
+    selected = "defaults: [hydraloop/project, override scheduler: [linear, cosine], override hooks: [ema], _self_]\n"
+    values = "scheduler: {linear: {end: 20}, cosine: {begin: 20}}\nhooks: {ema: {momentum: 0.5}}\n"
+    cfg = composed(tmp_path, selected + values + OWN, ["scheduler=warmup_cosine", "hooks=[]"])
+    assert ([*cfg["scheduler"]], cfg["hooks"]) == (["warmup_cosine"], {})
+    assert composed(tmp_path, selected + values + OWN, ["scheduler=linear"])["scheduler"]["linear"]["end"] == 20
+    with project(tmp_path, selected + values + OWN) as composer:
+        sweep = check_sweep.check(arguments.read(["-m", "hooks=[],[ema]", "data=digits"]), composer)
+        assert [[*sweep.grid.compose(lines).hooks] for lines in sweep.jobs.listed] == [[], ["ema"]]
+        for wrong in (["hooks=[profiler]", "hooks.ema.momentum=0.1"], ["hooks=[]", "+hooks.emaa.momentum=0.1"]):
+            with pytest.raises(UserError, match="is not a hook"):
+                checks.check_run(arguments.typed(wrong), composer, trains=False)
 
 
 NUMBERED = SHORT + OWN.replace("3", '"${my.num_classes}"') + "my: {num_classes: 3}\n"
