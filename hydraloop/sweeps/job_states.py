@@ -249,7 +249,11 @@ def current(state: JobState, run_dir: Path) -> JobState:
     """Return the state of a job or run without a controller: it is not running if its directory is not locked."""
     if state.state != "running" or lock.holder(run_dir) is not None:
         return state
-    return ended_from_result(state, run_dir) or replace(state, state="interrupted", reason="its process was killed")
+    # Without a record, it may be a run that `hydraloop.build` has made, and that was not trained.
+    reason = (
+        "its process was killed" if (run_dir / RECORDS).exists() else "its process was killed, or it has not trained"
+    )
+    return ended_from_result(state, run_dir) or replace(state, state="interrupted", reason=reason)
 
 
 def _last_written(*files: Path) -> float:

@@ -98,7 +98,7 @@ def test_status_of_a_sweep(sweep: SweepDirectory, capsys: pytest.CaptureFixture[
         "best without averages: job 0, accuracy 0.9000 (optimizer.lr=1e-3 seed=0)",
         f"running: job 3 (optimizer.lr=1e-2 seed=0): process {os.getpid()} on {socket.gethostname()}, "
         "iteration 20, accuracy 0.5000, about 0:10:00 left",
-        "interrupted: job 2 (optimizer.lr=1e-3 seed=2): its process was killed",
+        "interrupted: job 2 (optimizer.lr=1e-3 seed=2): its process was killed, or it has not trained",
         "failed: job 1 (optimizer.lr=1e-3 seed=1): ValueError: no",
         f"  {sweep.folder(1) / 'job.log'}",
     ]
@@ -109,7 +109,10 @@ def test_status_of_a_sweep(sweep: SweepDirectory, capsys: pytest.CaptureFixture[
         assert main(["status", str(sweep.folder(2))]) == 0
         assert capsys.readouterr().out == "running: the run\n", "it waits for a worker, or for the end of its ranks"
     assert main(["status", str(sweep.folder(2))]) == 0
-    assert capsys.readouterr().out == "interrupted: the run: its process was killed\n"
+    assert capsys.readouterr().out == "interrupted: the run: its process was killed, or it has not trained\n"
+    (sweep.folder(2) / "metrics.jsonl").touch()
+    assert main(["status", str(sweep.folder(2))]) == 0
+    assert capsys.readouterr().out.startswith("interrupted: the run: its process was killed\n")
 
 
 def test_status_of_many_jobs_groups_errors_and_names_no_seeds(

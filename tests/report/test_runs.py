@@ -49,7 +49,7 @@ def test_a_run_has_its_curves_its_config_and_what_hooks_have_logged(tmp_path: Pa
     assert page.facts["memory"] == "100 MiB"
     known = {"model": "Net", "parameters": "4,547", "data": "Spirals: train 9 samples", "experiment": "arms"}
     assert page.facts.items() >= known.items()
-    commands = ["optimizer.lr=0.01", f"resume {run} engine.max_epochs=9", f"seed=1 resume={run}"]
+    commands = [f"optimizer.lr=0.01 hydra.run.dir={run}", f"resume {run} engine.max_epochs=9", f"seed=1 resume={run}"]
     assert page.commands == ["\n".join(f"python train.py {words}" for words in commands)]
 
 
