@@ -102,9 +102,9 @@ class Composer:
         """
         typed = [line.lstrip("+").partition("=")[0] for line in overrides]
         for group in LIST_GROUPS:
-            content: Any = OmegaConf.to_container(cfg, resolve=False) if group in typed else {}
-            nodes = content.get(group) or {}
-            left = {name for name, node in nodes.items() if isinstance(node, dict) and "_target_" not in node}
+            nodes = cfg.get(group) if group in typed else None
+            content: Any = OmegaConf.to_container(nodes, resolve=False) if isinstance(nodes, DictConfig) else {}
+            left = {name for name, node in content.items() if isinstance(node, dict) and "_target_" not in node}
             for name in left & {*self.options(group)} if left else ():
                 if not any(key.startswith(f"{group}.{name}.") for key in typed):
                     with open_dict(cfg):
