@@ -168,12 +168,12 @@ def test_an_interrupted_run_can_be_resumed(project: Project) -> None:
     ],
 )
 def test_a_signal_ends_a_run(number: signal.Signals, sweep: Sequence[str], project: Project, begin: Start) -> None:
-    """SIGTERM preempts the run, which saves. SIGHUP (the terminal is closed) ends it at once."""
+    """SIGTERM preempts the run, which saves. SIGHUP (the terminal is closed) ends it at once; jobs of a sweep save."""
     process = begin(*sweep, *ENDLESS, *hooked(project))
     wait_for(process, lambda: noted(project) == ["training"])
     process.send_signal(number)
     output = ended(process)
-    preempted = number == signal.SIGTERM
+    preempted = bool(sweep) or number == signal.SIGTERM
     assert process.returncode == (75 if preempted else 128 + number), output
     assert "Traceback" not in output
     (run,) = project.jobs if sweep else project.runs
