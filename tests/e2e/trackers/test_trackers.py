@@ -102,7 +102,7 @@ def test_every_tracker_has_the_whole_run(tracked: Tracked) -> None:
     shown = f"{count} of {count} records sent, run `mlflow ui` and open http://localhost:5000/#/"
     assert summary(done, "mlflow").startswith(shown)
     found = tracked.first
-    assert {key: line for key, line in found.points.items() if not key.startswith("best/")} == expected
+    assert found.recorded == expected
     assert found.latest.items() >= {key: line[-1] for key, line in expected.items()}.items()
     assert (found.status, found.experiment) == ("FINISHED", "digits")
     assert found.name == run.path.name
@@ -267,7 +267,7 @@ def test_how_a_run_ended_is_known_to_mlflow_and_wandb(project: Project) -> None:
     failed = mlflow_run(project.path)
     assert failed.status == "FAILED"
     assert failed.tags["error"] == "ValueError: it went wrong"
-    assert failed.points == points(project.run), "all records until then"
+    assert failed.recorded == points(project.run), "all records until then"
     assert wandb_runs(project.run)[0].exit_code == 1
 
     process = started(project, 1)
@@ -276,7 +276,7 @@ def test_how_a_run_ended_is_known_to_mlflow_and_wandb(project: Project) -> None:
     assert process.returncode == 130, output
     interrupted = mlflow_runs(project.path)[1]
     assert (interrupted.status, interrupted.tags["status"]) == ("KILLED", "interrupted")
-    assert interrupted.points == points(project.runs[1])
+    assert interrupted.recorded == points(project.runs[1])
     assert wandb_runs(project.runs[1])[0].exit_code == 130
 
     process = started(project, 2)
@@ -287,7 +287,7 @@ def test_how_a_run_ended_is_known_to_mlflow_and_wandb(project: Project) -> None:
     until(lambda: wandb_runs(run)[0].exit_code is not None, "its follower reports the end")
     killed = mlflow_runs(project.path)[2]
     assert (killed.status, killed.tags["status"]) == ("KILLED", "killed")
-    assert killed.points == points(run)
+    assert killed.recorded == points(run)
     assert wandb_runs(run)[0].exit_code == 137
 
     epochs = max(record["epoch"] for record in run.records) + 1
@@ -356,7 +356,7 @@ def test_a_server_that_is_down_costs_one_warning_and_is_told_later(project: Proj
         server.kill()
     found: MLflowRun = mlflow_run(server.folder)
     assert found.status == "FINISHED"
-    assert {key: line for key, line in found.points.items() if not key.startswith("best/")} == points(run)
+    assert found.recorded == points(run)
     assert not list(project.path.glob("mlflow.db*")), "the variable names the place"
 
 

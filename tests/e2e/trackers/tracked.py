@@ -54,6 +54,11 @@ class MLflowRun:
     """Folder of its artifacts."""
 
     @property
+    def recorded(self) -> Points:
+        """The points without `best/…`, which are sent at the end and are in no record."""
+        return {name: line for name, line in self.points.items() if not name.startswith("best/")}
+
+    @property
     def parent(self) -> str | None:
         """The id of its parent run."""
         return self.tags.get("mlflow.parentRunId")
