@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,6 @@ def test_kills_on_slurm() -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed: pip install ray")
 def test_kills_on_ray() -> None:
-    pytest.importorskip("ray")
     assert on_ray.main(count=15, seed=1) == 0
