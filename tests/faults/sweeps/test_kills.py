@@ -11,13 +11,13 @@ import pytest
 from tests.faults.sweeps import on_ray, on_slurm, suite
 from tests.faults.sweeps.harness import Kill, Sweep, make
 from tests.faults.sweeps.judge import problems, problems_of_jobs
+from tests.processes import until
 
 WITHOUT_LOCKS = """
-import filelock
-import hydraloop.files.lock
+from unittest import mock
 
-hydraloop.files.lock._locked = filelock.FileLock  # not acquired
-hydraloop.files.lock._is_held = lambda path: False
+mock.patch("filelock.FileLock.acquire").start()
+mock.patch("hydraloop.files.lock._is_held", lambda path: False).start()
 """
 
 
@@ -51,7 +51,9 @@ def test_a_rank_that_is_killed_after_the_result_does_not_repeat_the_job(tmp_path
 def test_jobs_that_run_twice_at_a_time_are_noticed(tmp_path: Path) -> None:
     project = make(tmp_path / "project", before=WITHOUT_LOCKS)
     sweep = Sweep(project, "unlocked", ("seed=0", "+hooks.ledger.together=true"))
-    sweep.train(deque(), together=2)
+    sweep.start()
+    until(sweep.events, "the job does not begin")
+    sweep.train(deque())
     assert "doubled" in {kind for kind, _ in problems_of_jobs(sweep.answer("status")["jobs"], sweep.events())}
 
 
