@@ -74,6 +74,6 @@ def test_a_preempted_job_continues_without_a_retry(tmp_path: Path, slurm: Slurm)
     slurm.run("sbatch", "--wait", *whole, "--wrap=sleep 1")
     assert wait(sweep, controller) == 0, controller.printed
     sweep.check()
-    assert sweep.state().attempts == 2
+    assert (sweep.processes(), sweep.state().attempts) == (2, 1)
     assert "resumed from" in (sweep.path / "0" / "job.log").read_text()
     assert " Restarts=1 " in slurm.run("scontrol", "show", "job", job)
