@@ -93,13 +93,16 @@ def test_at_its_time_limit_a_controller_leaves_its_jobs_and_starts_again(project
 
 @pytest.mark.nightly
 def test_the_controller_of_a_dead_node_continues_on_the_other_one(project: Project, slurm: Slurm) -> None:
+    """The job may run on its node only. It continues when the node is there again."""
     sweep = submitted(project, *LONG, "seed=0", "sweep.submitit.slurm_nodelist=n1")
     wait_for_saves(sweep, 0)
     before = sweep.holder()
     assert before is not None
     slurm.kill_node(before.host)
     until(lambda: (now := sweep.holder()) is not None and now.host != before.host, "no", seconds=240)
-    until(lambda: sweep.state(0).host != before.host or sweep.state(0).attempts == 1, "the job ended", seconds=240)
+    slurm.start()
+    until((sweep.folder(0) / ".hydra" / "resume_1").exists, "the job does not continue", seconds=240)
+    assert (sweep.state(0).state, sweep.state(0).attempts) == ("running", 1)
     assert main(["stop", str(sweep.path)]) == 0
 
 
