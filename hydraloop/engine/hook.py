@@ -108,7 +108,8 @@ class Hook:
     A hook runs on every rank. It requests (`engine.request_stop`, `engine.request_checkpoint`), and the engine acts on
     all ranks together. A hook with a state to resume overrides `state_dict` and `load_state_dict`.
 
-    A method with a misspelled mount point name (`after_trian_iter`) is an error when the class is created.
+    A method with a misspelled mount point name (`after_trian_iter`), or one that does not take the arguments, is an
+    error when the class is created.
     """
 
     priority: ClassVar[int | str] = Priority.NORMAL
@@ -137,7 +138,7 @@ class Hook:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        _refuse_misspelt_mount_points(cls)
+        _check_mount_points(cls)
 
     # Mount points, in the order of a run. ----------------------------------------------------------------------------
 
@@ -300,6 +301,12 @@ def check_hook(hook: object, key: str) -> None:
     """Refuse an object that is not a hook; `key` names its option."""
     if not isinstance(hook, Hook):
         raise UserError(f"{type(hook).__name__} is not a Hook", key=key, remedy="Inherit from hydraloop.Hook.")
+    if hook.name and not hook.key:
+        raise UserError(
+            f"{type(hook).__name__} sets its attribute name, which is the name of the hook",
+            key=key,
+            remedy="Rename it: self.label = …",
+        )
 
 
 _PREFIXES = ("before_", "after_", "on_")
@@ -311,12 +318,24 @@ _ALMOST_EQUAL = 0.9
 """Similarity from which a name is a misspelled mount point: `fater_train_iter`, `at_positon`, but not `at_point`."""
 
 
-def _refuse_misspelt_mount_points(cls: type[Hook]) -> None:
-    """Refuse methods of `cls` with a misspelled mount point name, which would never be called."""
+def _check_mount_points(cls: type[Hook]) -> None:
+    """Refuse methods of `cls` that could not be called, and those with a misspelled name, which would never be."""
     for name, value in vars(cls).items():
-        if name in _METHODS or name.startswith("_") or not inspect.isfunction(value):
+        if name.startswith("_") or not inspect.isfunction(value):
             continue
-        if name.startswith(_PREFIXES) or get_close_matches(name, _POINT_NAMES, cutoff=_ALMOST_EQUAL):
+        if name in _POINT_NAMES:
+            arguments = inspect.signature(getattr(Hook, name)).parameters
+            try:
+                inspect.signature(value).bind(*arguments)
+            except TypeError:
+                raise UserError(
+                    f"it does not take the arguments with which it is called: {', '.join([*arguments][1:])}",
+                    key=f"{cls.__module__}.{cls.__qualname__}.{name}",
+                    remedy=f"Write def {name}({', '.join(arguments)}):",
+                ) from None
+        elif name in _METHODS:
+            continue
+        elif name.startswith(_PREFIXES) or get_close_matches(name, _POINT_NAMES, cutoff=_ALMOST_EQUAL):
             raise UserError(
                 "there is no such mount point",
                 key=f"{cls.__module__}.{cls.__qualname__}.{name}",

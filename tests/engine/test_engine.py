@@ -59,6 +59,10 @@ def test_modes_and_gradients_at_each_phase(tmp_path: Path) -> None:
 
 
 def test_what_is_no_hook_is_refused(tmp_path: Path) -> None:
+    named = Hook()
+    named.name = "mine"
+    with pytest.raises(UserError, match=r"hooks\.theirs: Hook sets its attribute name"):
+        make_engine(tmp_path, {"theirs": named})
     with pytest.raises(UserError, match=r"hooks\.theirs: object is not a Hook"):
         make_engine(tmp_path, {"theirs": object()})  # type: ignore[dict-item]
 

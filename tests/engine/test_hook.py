@@ -94,6 +94,14 @@ def test_a_misspelt_mount_point_is_refused_when_the_class_is_created(name: str, 
     assert "underscore" in message
 
 
+def test_a_mount_point_that_could_not_be_called_is_refused_when_the_class_is_created() -> None:
+    def before_optimizer_step(self: Hook, engine: Any, **_: Any) -> None: ...
+
+    with pytest.raises(UserError, match="engine, batch_idx, batch, outputs") as caught:
+        type("MyHook", (Hook,), {"before_optimizer_step": before_optimizer_step})
+    assert "Write def before_optimizer_step(self, engine, batch_idx, batch, outputs):" in str(caught.value)
+
+
 @pytest.mark.parametrize(
     "name",
     [
