@@ -10,7 +10,7 @@ import inspect
 import io
 import logging
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import redirect_stderr
 from functools import partial
 from itertools import islice
@@ -33,6 +33,7 @@ from hydraloop.files import atomic
 from hydraloop.hooks.checkpoint_copies import write_safetensors
 from hydraloop.launch.other_ranks import Peers
 from hydraloop.schemas.data import SPLITS
+from hydraloop.tasks.task import Task
 
 _FORMATS = ("safetensors", "pt2", "onnx")
 _SAMPLES = 2
@@ -95,7 +96,7 @@ def _write_graph(engine: Engine, name: str, path: Path) -> None:
         remedy = "Give data.test a data set, or use format=safetensors."
         raise UserError(f"{name} needs a batch as an example, and the run has no data", key="data", remedy=remedy)
     task = engine.task.cpu().eval()
-    program = _graph_of(task.model, task.predict, batch)
+    program = _graph_of(task, batch)
     if name == "pt2":
         with atomic.replacing(path) as unfinished, unfinished.open("wb") as file:
             torch.export.save(program, file)
@@ -107,12 +108,13 @@ def _write_graph(engine: Engine, name: str, path: Path) -> None:
 
 
 @torch.no_grad()
-def _graph_of(model: nn.Module, call: Callable[[Any], Any], batch: Any) -> torch.export.ExportedProgram:
-    """Export a model as a graph. The size of a batch stays open, all other sizes are those of the example.
+def _graph_of(task: Task, batch: Any) -> torch.export.ExportedProgram:
+    """Export the task's model as a graph. The number of samples stays open, all other sizes are those of the example.
+
+    Of a list or tuple as an argument, such as images of different sizes, nothing stays open.
 
     Args:
-        model: on the CPU, in eval mode.
-        call: calls the model for a batch (`task.evaluate`).
+        task: on the CPU, in eval mode.
         batch: the example.
 
     Returns:
@@ -121,31 +123,41 @@ def _graph_of(model: nn.Module, call: Callable[[Any], Any], batch: Any) -> torch
     Raises:
         Exception: any error of torch.export.
     """
-    args, kwargs = _example(model, call, to_cpu(batch))
-    arguments = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+    passed_args, passed_kwargs = _arguments(task, to_cpu(batch))
+    tensors = (one for one in leaves_of((passed_args, passed_kwargs)) if isinstance(one, Tensor) and one.ndim)
+    samples, cut = next(tensors).size(0), set[int]()
+
+    def first_samples(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) or leaf.ndim == 0 or leaf.size(0) != samples:
+            return leaf
+        leaf = leaf[:_SAMPLES].clone()
+        cut.add(id(leaf))
+        return leaf
+
+    def shortened(argument: Any) -> Any:
+        return argument if isinstance(argument, tuple | list) else tree_map(first_samples, argument)
+
+    def open_size(leaf: Any) -> dict[int, Any] | None:
+        return {0: torch.export.Dim.AUTO} if id(leaf) in cut and leaf.size(0) == _SAMPLES else None
+
+    args = tuple(map(shortened, passed_args))
+    kwargs = {name: shortened(argument) for name, argument in passed_kwargs.items()}
+    arguments = inspect.signature(task.model.forward).bind(*args, **kwargs).arguments
     logging.getLogger("torch.fx.experimental.symbolic_shapes").setLevel(logging.ERROR)
     with redirect_stderr(io.StringIO()):  # torch.export prints the whole graph before it raises
-        return torch.export.export(model, args, kwargs, dynamic_shapes=tree_map(_open_size, arguments))
+        return torch.export.export(task.model, args, kwargs, dynamic_shapes=tree_map(open_size, arguments))
 
 
-def _example(model: nn.Module, call: Callable[[Any], Any], batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments with which the task calls its model, for the first samples of a batch."""
+def _arguments(task: Task, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments with which the task calls its model for a batch."""
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-    handle = model.register_forward_pre_hook(lambda _, args, kwargs: calls.append((args, kwargs)), with_kwargs=True)
-    call(batch)
+
+    def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        calls.append((args, kwargs))
+
+    handle = task.model.register_forward_pre_hook(note, with_kwargs=True)
+    task.predict(batch)
     handle.remove()
     if not calls:
-        raise ValueError(f"the task's {call.__name__} does not call its model")
-    samples = next(leaf.size(0) for leaf in leaves_of(calls[0]) if isinstance(leaf, Tensor) and leaf.ndim)
-    args, kwargs = tree_map(
-        lambda leaf: (
-            leaf[:_SAMPLES].clone() if isinstance(leaf, Tensor) and leaf.ndim and leaf.size(0) == samples else leaf
-        ),
-        calls[0],
-    )
-    return args, kwargs
-
-
-def _open_size(leaf: Any) -> dict[int, Any] | None:
-    """Return which size of an argument torch.export leaves open: the number of samples, if there are two or more."""
-    return {0: torch.export.Dim.AUTO} if isinstance(leaf, Tensor) and leaf.ndim and leaf.size(0) == _SAMPLES else None
+        raise ValueError("the task's predict does not call its model")
+    return calls[0]

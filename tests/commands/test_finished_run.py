@@ -14,11 +14,13 @@ from safetensors.torch import load_file
 import hydraloop
 from hydraloop.commands import parser
 from hydraloop.commands.evaluate import FinishedRun, evaluate
+from hydraloop.commands.export import _graph_of
 from hydraloop.commands.predict import write
 from hydraloop.config import arguments
 from hydraloop.data import Digits
 from hydraloop.engine.checkpoint.format import evaluation_weights, load
 from hydraloop.engine.distributed.comm import Distributed
+from hydraloop.tasks import Task
 from tests.commands.conftest import SETS, TRAINED
 from tests.config.composed import REPOSITORY
 from tests.e2e.projects import Done, Project
@@ -133,6 +135,25 @@ def test_predictions_of_a_detector_are_lists_of_numbers(tmp_path: Path) -> None:
         {"index": 0, "output": {"boxes": [[1.0] * 4] * 2, "labels": [1, 2]}},
         {"index": 1, "output": {"boxes": []}},
     ]
+
+
+class Images(torch.nn.Module):
+    """Takes images of different sizes, as a detector."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Conv2d(3, 2, 1)
+
+    def forward(self, images: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [self.layer(image.unsqueeze(0)).mean((0, 2, 3)) for image in images]
+
+
+@pytest.mark.parametrize("count", [3, 4])  # as many as channels, and others
+def test_the_graph_of_a_model_for_a_list_of_images_keeps_their_sizes(count: int) -> None:
+    task = Task(Images()).eval()
+    images = [torch.rand(3, 4 + number, 5) for number in range(count)]
+    graph = _graph_of(task, (images, [None] * count)).module()
+    torch.testing.assert_close(graph(images), task.model(images))
 
 
 def test_an_output_with_the_name_of_the_position_is_refused(tmp_path: Path) -> None:
