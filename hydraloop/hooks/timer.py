@@ -45,10 +45,10 @@ class IterTimerHook(Hook):
     batch, so that `time` does not contain the work in between. (In MMEngine, `data_time` also contains the time of
     hooks that run after an iteration.)
 
-    Facts: `eta` (seconds of training left, without validation; None before the first iteration), `timing`
-    (`summary()`). `eta` uses the mean of the latest half of this process's iterations, at most the latest 500. So it
-    soon forgets compilation in the first iterations, and adapts to a change of speed. (MMEngine uses the mean of all
-    iterations.)
+    Facts: `eta` (seconds of training left; None before the first iteration), `timing` (`summary()`). `eta` uses the
+    mean of the latest half of this process's iterations, at most the latest 500. So it soon forgets compilation in the
+    first iterations, and adapts to a change of speed. For validations and checkpoints, it adds their share until now.
+    (MMEngine uses the mean of all iterations, without validations.)
 
     The clock is the host's. An accelerator runs asynchronously, so the time of a single iteration shows how long it
     took to launch; only the mean shows how long the device took.
@@ -61,7 +61,7 @@ class IterTimerHook(Hook):
         self._count, self._total, self._max = 0, 0.0, 0.0
         self._latest: deque[float] = deque(maxlen=_KEPT)
         self._recent: deque[float] = deque(maxlen=2 * _MOST_FOR_ETA)
-        self._waited = self._end = 0.0
+        self._waited = self._end = self._between = 0.0
         self._interrupted = True
 
     def before_run(self, engine: Engine) -> None:
@@ -81,7 +81,10 @@ class IterTimerHook(Hook):
     def after_train_iter(self, engine: Engine, batch_idx: int, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Measure the iteration that ends here."""
         now, waited = perf_counter(), engine.batches.waited
-        taken = now - (engine.batches.asked_at if self._interrupted else self._end)
+        if self._interrupted:
+            self._between += engine.batches.asked_at - (self._end or engine.batches.asked_at)
+            self._end = engine.batches.asked_at
+        taken = now - self._end
         self._interrupted, self._end = False, now
         self._waited += waited
         self._count, self._total, self._max = self._count + 1, self._total + taken, max(self._max, taken)
@@ -111,4 +114,4 @@ class IterTimerHook(Hook):
             return None
         earlier = len(self._recent) // 2
         mean = sum(islice(self._recent, earlier, None)) / (len(self._recent) - earlier)
-        return max(engine.max_iters - engine.progress.iteration, 0) * mean
+        return max(engine.max_iters - engine.progress.iteration, 0) * (mean + self._between / self._count)

@@ -158,18 +158,28 @@ def test_validation_and_checkpoints_are_not_in_it(tmp_path: Path, monkeypatch: p
     assert engine.messages.read("timing").total == 8 * 4.0
 
 
-def test_eta_counts_the_iterations_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, watcher = _run(tmp_path, monkeypatch)
-    assert watcher.etas == [4.0 * left for left in (7, 6, 5, 4, 3, 2, 1, 0)]
+def _eta(done: int, iterations: int) -> float:
+    """Of iterations of 4 s, and 500 s between two epochs of 4 iterations."""
+    return (iterations - done) * (4.0 + 500.0 * ((done - 1) // 4) / done)
+
+
+def test_eta_counts_the_iterations_left_and_what_was_between_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, watcher = _run(tmp_path / "trained", monkeypatch, val_interval=None)
+    assert watcher.etas == [_eta(done, 8) for done in range(1, 9)]
+    _, validated = _run(tmp_path / "validated", monkeypatch)
+    assert validated.etas[:4] == watcher.etas[:4]
+    assert validated.etas[4] >= watcher.etas[4] + 3 * 100.0 / 5, "a validation batch takes 100 s"
 
 
 @pytest.mark.parametrize("slow", [{1: 600.0}, {1: 600.0, 2: 200.0}], ids=["compilation", "compilation twice"])
 def test_eta_soon_forgets_slow_first_iterations(
     slow: dict[int, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, watcher = _run(tmp_path, monkeypatch, slow=slow, max_iters=40)
+    _, watcher = _run(tmp_path, monkeypatch, slow=slow, max_iters=40, val_interval=None)
     latest = watcher.etas[2 * len(slow) - 1 :]
-    assert latest == [4.0 * (40 - iteration) for iteration in range(2 * len(slow), 41)]
+    assert latest == [pytest.approx(_eta(done, 40)) for done in range(2 * len(slow), 41)]
 
 
 def test_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
