@@ -54,7 +54,7 @@ def test_a_sweep_has_its_best_average_its_curves_and_its_failures(tmp_path: Path
     assert f"ValueError: {HOSTILE}" in page.text
     assert "img" not in page.tags
     names = [trace["name"] for trace in page.figure("train/loss")["data"]]
-    assert names == ["job 2", "best: job 0", "best: job 1", "job 3"], "the best results are on top"
+    assert names == ["job 2", "best average: job 0", "best average: job 1", "job 3"], "the best results are on top"
     assert page.facts["jobs"] == "6"
 
 

@@ -43,7 +43,7 @@ ACCENT, QUIET = "#e8590c", "#868e96"
 """Colors of the best curve and of the others, on light and on dark pages."""
 _COLORS = ("#1f77b4", "#f08c00", "#2f9e44", "#d6336c", "#7048e8", "#0c8599", "#a87132", QUIET)
 """Of curves that have a number."""
-_DASHES = ("solid", "dot", "dash", "dashdot")
+DASHES = ("solid", "dot", "dash", "dashdot")
 """Of curves of a chart that have the same color and width."""
 LAYOUT = {"xaxis": {"title": {"text": "iteration"}}, "hovermode": "closest"}
 """Layout of plotly for a chart over the iterations."""
@@ -174,7 +174,7 @@ def charts(runs: Mapping[str, Mapping[str, Curve]]) -> Iterator[tuple[str, list[
             drawn = groups.setdefault(chart, [])
             one = trace(curve, text, color=number if len(runs) > 1 else len(drawn), is_thin=mode == "train")
             alike = sum(other["line"].items() >= one["line"].items() for other in drawn)
-            one["line"]["dash"] = _DASHES[alike % len(_DASHES)]
+            one["line"]["dash"] = DASHES[alike % len(DASHES)]
             drawn.append(one | ({"showlegend": True} if len(runs) > 1 else {}))
     memory = [value for one in groups.get("memory", ()) for value in one["y"]]
     if memory and max(memory) <= _NEARLY_CONSTANT * min(memory):

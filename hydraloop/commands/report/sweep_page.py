@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from hydraloop.commands.report.page import Html, Page, element, note, rich_table, section
-from hydraloop.commands.report.run_data import ACCENT, LAYOUT, QUIET, RunData, trace
+from hydraloop.commands.report.run_data import ACCENT, DASHES, LAYOUT, QUIET, RunData, trace
 from hydraloop.commands.report.runs_page import curves, head, problem, summary
 from hydraloop.files.environment import shown, without_project
 from hydraloop.files.secrets import mask_command
@@ -23,7 +23,7 @@ from hydraloop.files.terminal import brief, clock, duration, number
 from hydraloop.schemas.sweep import SweepConf
 from hydraloop.sweeps import results, results_table
 from hydraloop.sweeps.job_states import JobState
-from hydraloop.sweeps.results import Results, Row
+from hydraloop.sweeps.results import Group, Results, Row
 from hydraloop.sweeps.search import Search
 from hydraloop.sweeps.sweep_directory import SweepDirectory
 from hydraloop.tracking.run_description import short_keys
@@ -216,14 +216,18 @@ def _charts(
     metrics = [*dict.fromkeys([*(f"val/{name}" for name in (*names, "loss")), "train/loss"])][:_METRICS]
     traces: dict[str, list[dict[str, Any]]] = {name: [] for name in metrics}
     by_job = {job: one for one in trials for job in one.jobs}
+    best = "best average" if isinstance(found.best, Group) else "best"
     for index, (job, run) in reversed([*enumerate(runs.items())]):
         is_best = job in found.best_jobs
         is_named = is_best or len(runs) <= _COLORED
         style = {"showlegend": is_named, "opacity": 1 if is_named else 0.4, "hovertemplate": by_job[job].on_hover}
         for name in run.curves.keys() & traces.keys():
-            label = f"best: job {job}" if is_best else f"job {job}"
+            label = f"{best}: job {job}" if is_best else f"job {job}"
             color = ACCENT if is_best else index if is_named else QUIET
-            traces[name].append(trace(run.curves[name], label, color=color, is_thin=not is_named) | style)
+            curve = trace(run.curves[name], label, color=color, is_thin=not is_named) | style
+            if is_best:  # of an average, there are several
+                curve["line"]["dash"] = DASHES[found.best_jobs.index(job) % len(DASHES)]
+            traces[name].append(curve)
     layout = LAYOUT | {"legend": {"traceorder": "reversed"}}
     plots = [page.figure(name, drawn, layout) for name, drawn in traces.items() if drawn]
     return element("div", *plots, class_="grid") if plots else None
