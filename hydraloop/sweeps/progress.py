@@ -32,8 +32,6 @@ class RunningJob:
     """The monitored metric at the last validation, with its name."""
     until: float | None = None
     """When it ends, in seconds since 1970, as its last record estimates."""
-    share: float = 0.0
-    """Completed iterations of all, as its last record estimates; 0 to 1."""
 
     def read_records(self, run_dir: Path, monitored: str | None = None) -> None:
         """Read the last records of the job. Takes 0.1 ms."""
@@ -46,9 +44,8 @@ class RunningJob:
             if record.mode == "train":
                 self.loss = _shown(record, "loss")
                 is_of_attempt = record.timestamp >= (self.state.began or 0.0)
-                eta, each = record.values.get("eta"), record.values.get("time")
+                eta = record.values.get("eta")
                 self.until = record.timestamp + eta if is_of_attempt and eta is not None else None
-                self.share = record.iteration / (record.iteration + eta / each) if eta is not None and each else 0.0
             elif record.mode == "val":
                 first = next(iter(record.values), "")
                 self.metric = _shown(record, monitored if monitored and monitored in record.values else first)

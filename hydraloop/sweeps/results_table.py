@@ -26,7 +26,7 @@ _MOST = 40
 """Rows of a table. More do not fit on a screen."""
 _WIDE = 1000
 """Columns of an output that is no terminal, so that no text is cut."""
-_CUT = ("checkpoint", "reason", "progress")
+_CUT = ("checkpoint", "reason")
 """Columns that are cut first in a narrow terminal."""
 _STYLES = {"failed": "red", "interrupted": "yellow", "running": "cyan"}
 

@@ -88,8 +88,6 @@ def print_end(controller: Controller) -> None:
 
 _PERIOD = 1.0
 """Seconds between two updates."""
-_BAR = 20
-"""Columns of a progress bar."""
 
 
 @contextmanager
@@ -170,19 +168,15 @@ def sweep_table(progress: Progress, now: float, began: float) -> Group:
 
 
 def _jobs(progress: Progress, now: float) -> Table:
-    from rich.progress_bar import ProgressBar
-
     directory = progress.directory
     short = short_keys(directory.description.jobs.swept)
-    table = new_table("job", *short.values(), "progress", "iteration", "last", "time", "left")
-    table.columns[1 + len(short)].max_width = _BAR
+    table = new_table("job", *short.values(), "iteration", "last", "time", "left")
     for job in sorted(progress.running.values(), key=lambda job: job.state.number):
         swept, spent = directory.swept(job.state), now - (job.state.began or now)
         left = None if job.until is None else max(0.0, job.until - now)
         table.add_row(
             str(job.state.number),
             *(brief(swept.get(key, "")) for key in short),
-            ProgressBar(total=1.0, completed=job.share),
             f"{job.iteration:,}" if job.iteration else "starts",
             job.metric or job.loss,
             clock(spent),

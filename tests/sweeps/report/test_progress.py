@@ -38,7 +38,6 @@ def test_a_job_shows_its_last_records(directory: SweepDirectory) -> None:
     log(directory, 0, val, train)
     progress.read_records()
     assert (job.iteration, job.loss, job.metric, job.until) == (110, "loss 0.5000", "accuracy nan", 150.0)
-    assert job.share == 110 / (110 + 30.0 / 0.5), "iterations, not time, which the start of the job is a part of"
     log(directory, 0, {**train, "iteration": 120}, end="")
     progress.read_records()
     assert job.iteration == 110, "the line is not complete"
