@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import re
+import shlex
 import shutil
 import signal
 import time
@@ -64,6 +66,8 @@ class Sweep:
     killed: Counter[str] = field(default_factory=Counter)
     refused: int = 0
     """Controllers that have ended because another one was running."""
+    synced: int = 0
+    """1 if the last output named a command that sends the rest to MLflow. The command is run."""
     is_over: bool = False
     printed: str = ""
     """By controllers that have ended."""
@@ -174,13 +178,15 @@ class Sweep:
         }[victim]
 
     def train(self, kills: deque[Kill], together: int = 1) -> None:
-        """Run the sweep to its end. Kills that have not found a living process are appended again.
+        """Run the sweep to its end, and the command that sends the rest if the last output names one.
+
+        Kills that have not found a living process are appended again.
 
         Args:
             together: controllers that start at the same moment, at first.
 
         Raises:
-            AssertionError: it does not end, or leaves processes.
+            AssertionError: it does not end, leaves processes, or names a command that does not send the rest.
         """
         deadline = time.monotonic() + PATIENCE
         self.start(together)
@@ -198,6 +204,11 @@ class Sweep:
                 else:
                     kills.append(replace(kill, delay=kill.delay / 2))
         until(lambda: not self.processes(), f"processes are left: {self.processes()}")
+        last = self.printed.rpartition("--- exit code 0\n")[2]
+        for command in re.findall(r"^warning: mlflow: .*; (hydraloop .*) sends the rest$", last, re.MULTILINE):
+            done = self.project.python("-m", *shlex.split(command))
+            assert done.code == 0, f"{self.printed}--- {command}\n{done.text}"
+            self.synced = 1
 
     def processes(self) -> list[list[str]]:
         """Return the command lines of the processes in the project."""

@@ -47,7 +47,7 @@ def main(
         kinds: what they are of.
     """
     began, rows = time.monotonic(), list[Counter[str]]()
-    columns = ("sweeps", *kind.VICTIMS, *kind.PHASES, "refused", "jobs", *WRONG)
+    columns = ("sweeps", *kind.VICTIMS, *kind.PHASES, "refused", "synced", "jobs", *WRONG)
     tables.head("jobs are of", *columns)
     for place, (name, line) in enumerate(kinds.items()):
         own = count * (place + 1) // len(kinds) - count * place // len(kinds)
@@ -77,7 +77,7 @@ def _of_a_kind(kind: type[Sweep], name: str, line: tuple[str, ...], draws: rando
                 found = [("failed", str(error))]
             row.update(["sweeps", *(problem for problem, _ in found)])
             row.update(sweep.killed)
-            row.update(refused=sweep.refused, jobs=len({job for job, _, _ in sweep.events()}))
+            row.update(refused=sweep.refused, synced=sweep.synced, jobs=len({job for job, _, _ in sweep.events()}))
             for problem, text in found:
                 print(f"{name}, {sweep.name}: {problem}: {text}", file=sys.stderr, flush=True)
             if found:
