@@ -273,6 +273,12 @@ class _SendUntilEnd(SendOnce):
         self._owner.wait(seconds)
 
 
+class _SendRest(SendOnce):
+    """Sends the rest of a job that does not run. The sender of an earlier controller may still end, or be killed."""
+
+    lock_timeout = _LOCK_TIMEOUT
+
+
 class _SenderThreads:
     """The threads that send."""
 
@@ -372,4 +378,4 @@ def _send_rest(sweep: Path, access: Access, owner: _Owner) -> None:
         if run_dir not in owner.jobs and lock.holder(run_dir) is None:
             for name in trackers:
                 if not is_complete(run_dir, name, number):
-                    send(run_dir, name, access, SendOnce())
+                    send(run_dir, name, access, _SendRest())

@@ -353,6 +353,17 @@ def test_the_next_controller_sends_what_was_left(tmp_path: Path, has_job: bool) 
     assert cursor_of(tmp_path / "4").complete == has_job
 
 
+def test_the_next_controller_waits_for_the_sender_of_one_that_was_killed(tmp_path: Path, sweep: SweepSender) -> None:
+    """That sender may be killed too, before it has sent everything."""
+    tracked(tmp_path / "1")
+    Result("finished", records=3).write(tmp_path / "1")
+    with lock_of(tmp_path / "1", NAME):
+        finish(sweep, tmp_path / "2", train(sweep, tmp_path / "2"))
+        until(lambda: cursor_of(tmp_path / "2").complete)
+    sweep.end()
+    assert cursor_of(tmp_path / "1").complete
+
+
 @pytest.mark.usefixtures("_trusted")
 def test_a_call_that_hangs_for_one_job_delays_no_other_and_the_end_names_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
