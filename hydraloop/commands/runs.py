@@ -133,7 +133,7 @@ def _plain(row: _Run) -> dict[str, Any]:
         "experiment": row.experiment,
         "typed": row.typed,
         "started": datetime.fromtimestamp(row.started).astimezone().isoformat(timespec="seconds"),
-        "seconds": result.seconds,
+        "seconds": result.seconds or None,  # None: killed
         "objective": None if result.objective is None else asdict(result.objective),
         **{name: getattr(result, name) for name in ("val_metrics", "test_metrics", "progress", "error")},
     }
