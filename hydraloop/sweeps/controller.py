@@ -207,7 +207,7 @@ class Controller:
     def _has_room(self) -> bool:
         slots = self.shares.slots
         has_gpus = slots is None or (slots.are_free and not self._orphans)  # it is not known which GPUs orphans use
-        return self._starts_jobs and len(self._running) < self.shares.workers and has_gpus
+        return self._starts_jobs and len(self._running) + len(self._orphans) < self.shares.workers and has_gpus
 
     def _next_job(self) -> Job | None:
         """Return a job to retry, else the next one of the source; None if no job can start now."""

@@ -309,7 +309,7 @@ def test_a_job_whose_controller_has_ended_is_waited_for_and_starts_again(
             lock.release()
         return finish(played, request)
 
-    loop, played = make(play, workers=1)
+    loop, played = make(play, workers=2)
     loop.run()
     assert played.started == [0, 1, 2, 4, 5, 3]
     assert loop.ended_states[3].state == "finished"
@@ -320,13 +320,14 @@ def test_a_job_whose_controller_has_ended_is_waited_for_and_starts_again(
     ]
 
 
-def test_no_job_gets_a_gpu_while_a_job_of_an_earlier_controller_may_use_it(
-    directory: SweepDirectory, make: Make, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("shares", [{"slots": Slots(["0", "1"], 1)}, {"workers": 1}], ids=["GPUs", "workers"])
+def test_no_job_takes_the_place_of_a_job_of_an_earlier_controller_that_still_saves(
+    shares: dict[str, Any], directory: SweepDirectory, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(controller, "_CHECK_INTERVAL", 0.0)
     directory.write(JobState(3, "running", attempts=1, directory="3"))
     lock = RunLock(directory.folder(3), key="").acquire()
-    loop, played = make(finish, slots=Slots(["0", "1"], 1))
+    loop, played = make(finish, **shares)
     started: list[list[int]] = []
     loop.watcher.update = lambda: (started.append(played.started), lock.release())[1]  # type: ignore[method-assign]
     loop.run()
@@ -465,7 +466,7 @@ def test_a_job_that_fails_after_its_controller_has_ended_is_retried_as_any_other
             lock.release()
         return finish(played, request)
 
-    loop, played = make(play, workers=1, max_retries=retries)
+    loop, played = make(play, workers=2, max_retries=retries)
     loop.run()
     assert (played.started.count(3), loop.exit_code) == (retries, 1 - retries)
     assert "3 failed" in loop.watcher.lines  # type: ignore[attr-defined]
