@@ -111,7 +111,7 @@ def _write_graph(engine: Engine, name: str, path: Path) -> None:
 def _graph_of(task: Task, batch: Any) -> torch.export.ExportedProgram:
     """Export the task's model as a graph. The number of samples stays open, all other sizes are those of the example.
 
-    Of a list or tuple as an argument, such as images of different sizes, nothing stays open.
+    A list or tuple that is an argument, such as images of different sizes, keeps its length and all its sizes.
 
     Args:
         task: on the CPU, in eval mode.

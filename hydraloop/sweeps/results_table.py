@@ -79,7 +79,9 @@ def jobs_table(found: Results, most: int = _MOST) -> Table:
     short = short_keys(found.keys)
     others = [] if found.search is None else list(found.search.objectives)[1:]
     reasons = [line((row.error or row.reason or "").partition("\n")[0]) for row in found.rows[:most]]
-    columns = ("status", found.metric or "value", *others, "step", "time", "checkpoint", *["reason"] * any(reasons))
+    columns = ["status", found.metric or "value", *others, "step", "time", "checkpoint"]
+    if any(reasons):
+        columns.append("reason")
     table = new_table("job", *short.values(), *columns)
     for row, reason in zip(found.rows[:most], reasons, strict=True):
         value = "" if row.value is None else number(row.value)
@@ -93,7 +95,9 @@ def jobs_table(found: Results, most: int = _MOST) -> Table:
         ]
         cells += [number(row.objectives.get(name, "")) for name in others]
         cells += ["" if row.step is None else f"{row.step:,}", duration(row.seconds) if row.seconds else ""]
-        cells += [line(row.checkpoint or ""), *[reason] * any(reasons)]
+        cells.append(line(row.checkpoint or ""))
+        if any(reasons):
+            cells.append(reason)
         table.add_row(*cells, style=_STYLES.get(row.status, ""))
     return table
 

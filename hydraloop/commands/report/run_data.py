@@ -112,7 +112,9 @@ class RunData:
         if self.file(".hydra/overrides.yaml") is None:
             return None
         first, *resumed = run_directory.typed_by_attempt(self.path)
-        words = [[*first, *[f"hydra.run.dir={shown(self.path)}"] * bool(resumed)]]  # the next lines name it
+        if resumed:  # by lines that name the directory
+            first = [*first, f"hydra.run.dir={shown(self.path)}"]
+        words = [first]
         for typed in resumed:
             left = [line for line in typed if not line.startswith("resume=")]  # the whole command, typed again
             is_whole = len(left) < len(typed)
