@@ -111,7 +111,7 @@ def _write_graph(engine: Engine, name: str, path: Path) -> None:
 def _graph_of(task: Task, batch: Any) -> torch.export.ExportedProgram:
     """Export the task's model as a graph. The number of samples stays open, all other sizes are those of the example.
 
-    A list or tuple that is an argument, such as images of different sizes, keeps its length and all its sizes.
+    A list with an entry for each target, such as images of different sizes, keeps its length and all its sizes.
 
     Args:
         task: on the CPU, in eval mode.
@@ -124,6 +124,8 @@ def _graph_of(task: Task, batch: Any) -> torch.export.ExportedProgram:
         Exception: any error of torch.export.
     """
     passed_args, passed_kwargs = _arguments(task, to_cpu(batch))
+    targets: Any = batch[1] if isinstance(batch, tuple | list) and len(batch) > 1 else None
+    has_length = isinstance(targets, tuple | list) or (isinstance(targets, Tensor) and targets.ndim > 0)
     tensors = (one for one in leaves_of((passed_args, passed_kwargs)) if isinstance(one, Tensor) and one.ndim)
     samples, cut = next(tensors).size(0), set[int]()
 
@@ -135,7 +137,8 @@ def _graph_of(task: Task, batch: Any) -> torch.export.ExportedProgram:
         return leaf
 
     def shortened(argument: Any) -> Any:
-        return argument if isinstance(argument, tuple | list) else tree_map(first_samples, argument)
+        is_of_samples = has_length and isinstance(argument, tuple | list) and len(argument) == len(targets)
+        return argument if is_of_samples else tree_map(first_samples, argument)
 
     def open_size(leaf: Any) -> dict[int, Any] | None:
         return {0: torch.export.Dim.AUTO} if id(leaf) in cut and leaf.size(0) == _SAMPLES else None

@@ -333,9 +333,9 @@ def _check_mount_points(cls: type[Hook]) -> None:
                     key=f"{cls.__module__}.{cls.__qualname__}.{name}",
                     remedy=f"Write def {name}({', '.join(arguments)}):",
                 ) from None
-        elif name in _METHODS:
-            continue
-        elif name.startswith(_PREFIXES) or get_close_matches(name, _POINT_NAMES, cutoff=_ALMOST_EQUAL):
+        elif name not in _METHODS and (
+            name.startswith(_PREFIXES) or get_close_matches(name, _POINT_NAMES, cutoff=_ALMOST_EQUAL)
+        ):
             raise UserError(
                 "there is no such mount point",
                 key=f"{cls.__module__}.{cls.__qualname__}.{name}",

@@ -105,9 +105,10 @@ class Report:
             status = describe(error)
         progress = self._run.progress
         here, whole = duration(result.seconds - result.earlier_seconds), duration(result.seconds)
-        resumed = f", resumed at {progress.began_at:,}; all {progress.iteration:,} took {whole}"
+        all_took = f"all {progress.iteration:,} took {whole}"
+        resumed = f", resumed at {progress.began_at:,}; {all_took}" if progress.began_at else ""
         done, of_all = progress.iteration - progress.began_at, _count(progress.max_iters, "iteration")
-        return {"status": status, "trained": f"{done:,} of {of_all} in {here}{resumed if progress.began_at else ''}"}
+        return {"status": status, "trained": f"{done:,} of {of_all} in {here}{resumed}"}
 
     def _best(self, result: Result | None) -> dict[str, str]:
         """Return the best validation, the best checkpoint and the last one."""

@@ -156,6 +156,18 @@ def test_the_graph_of_a_model_for_a_list_of_images_keeps_their_sizes(count: int)
     torch.testing.assert_close(graph(images), task.model(images))
 
 
+class Sum(torch.nn.Module):
+    """Takes two inputs as one argument."""
+
+    def forward(self, inputs: list[torch.Tensor]) -> torch.Tensor:
+        return inputs[0] + inputs[1]
+
+
+def test_the_graph_of_a_model_for_two_inputs_takes_any_number_of_samples() -> None:
+    graph = _graph_of(Task(Sum()).eval(), ([torch.rand(5, 3), torch.rand(5, 3)], torch.zeros(5))).module()
+    torch.testing.assert_close(graph([torch.ones(7, 3), torch.ones(7, 3)]), torch.full((7, 3), 2.0))
+
+
 def test_an_output_with_the_name_of_the_position_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="multiple values for keyword argument 'index'"):
         write(tmp_path / "a.jsonl", iter([("", {"index": torch.ones(2)})]))
