@@ -115,19 +115,18 @@ def plan_of_draft(plan: RunPlan, draft: Draft) -> RunPlan:
     return replace(plan, cfg=deepcopy(draft.cfg)).without_hydra(draft.typed)
 
 
-def plan_job(cfg: DictConfig, run_dir: Path, *, typed: Sequence[str], continues: bool) -> RunPlan:
-    """Plan the job of a sweep, whose directory is locked.
+def plan_job(cfg: DictConfig, run_dir: Path, *, typed: Sequence[str]) -> RunPlan:
+    """Plan the job of a sweep, whose directory is locked. It continues from its newest checkpoint, if it has one.
 
     Args:
         cfg: the config of the job. Its node `hydra` is removed.
         run_dir: the directory of the job.
         typed: the keys that the command line of the sweep sets.
-        continues: whether an earlier attempt of the job was started.
 
     Raises:
         UserError: all checkpoints of the job are damaged.
     """
-    checkpoint = checkpoint_to_resume.newest_checkpoint(run_dir) if continues else None
+    checkpoint = checkpoint_to_resume.newest_checkpoint(run_dir)
     attempt = None if checkpoint is None else run_directory.next_attempt(run_dir)
     known = checkpoint_to_resume.known_checkpoints(run_dir)
     plan = RunPlan(cfg=cfg, run_dir=run_dir, checkpoint=checkpoint, attempt=attempt, known_checkpoints=known)

@@ -100,8 +100,9 @@ class SweepJob(Worker):
                 # The controller may have died while this process waited for the lock. Its successor starts the job.
                 if owner_has_ended():
                     return REQUEUE
-                # After the death of a slurmd, Slurm starts a job a second time although the first process still runs.
-                if slurm.was_started_again() and _has_ended(request):
+                # Another process may have been started for this attempt: by Slurm after the death of a slurmd, or by a
+                # fork server that was killed before it could say so.
+                if _has_ended(request):
                     return 0
 
                 result = ResultFile(Path(request.run_dir))
@@ -130,27 +131,25 @@ class SweepJob(Worker):
                 before they start, and rank 0 acquires it.
         """
         run_dir = Path(request.run_dir)
-        continues = request.attempt > 1 or slurm.was_started_again()
         cfg = self._config(request)
         with hydra_config(cfg):
             _place(cfg, self._sweep, run_dir)
             torchrun.check_options(cfg)
             if torchrun.starts_ranks(cfg):
                 locks.close()
-                self._start_ranks(cfg, request, continues=continues)
+                self._start_ranks(cfg, request)
                 return
             own = self._config(request)  # without the node `hydra`; composing is twice as fast as a copy
-            plan = plan_job(own, run_dir, typed=self._draft.typed, continues=continues)
+            plan = plan_job(own, run_dir, typed=self._draft.typed)
             self._starter.train(cfg, plan)
 
-    def _start_ranks(self, cfg: DictConfig, request: Request, *, continues: bool) -> None:
+    def _start_ranks(self, cfg: DictConfig, request: Request) -> None:
         job = {
             "number": request.number,
             "sweep": str(self._sweep),
             "run_dir": request.run_dir,
             "typed": list(self._draft.typed),
             "objectives": dict(cfg.sweep.objectives),
-            "continues": continues,
         }
         overrides: Any = OmegaConf.to_container(cfg.hydra.overrides, resolve=False)  # the ranks resolve interpolations
         lines = [*overrides["hydra"], *overrides["task"]]
@@ -184,8 +183,7 @@ def train_rank(job: Mapping[str, Any], lines: Sequence[str], composer: Composer,
             plan = starter.peers.receive_plan(cfg, lambda plan: replace(plan, cfg=own).without_hydra(job["typed"]))
         else:
             locks.enter_context(_lock(run_dir))
-            continues = job["continues"] or torchrun.attempt() > 0
-            plan = plan_job(own, run_dir, typed=job["typed"], continues=continues)
+            plan = plan_job(own, run_dir, typed=job["typed"])
             plan = starter.peers.send_plan(cfg, plan)
         starter.train(cfg, plan)
 

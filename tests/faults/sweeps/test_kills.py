@@ -13,6 +13,26 @@ from tests.faults.sweeps.harness import Kill, Sweep, make
 from tests.faults.sweeps.judge import problems, problems_of_jobs
 from tests.processes import until
 
+SERVER_IS_KILLED_BEFORE_IT_ANSWERS = """
+import os, signal, time
+from pathlib import Path
+from unittest import mock
+
+from hydraloop.sweeps.executors import fork_server
+
+started, is_killed = fork_server.started, Path("is_killed")
+
+def kill(pid: int) -> object:
+    if is_killed.exists():
+        return started(pid)
+    is_killed.touch()
+    ledger = Path("ask/ledger")
+    while not (ledger.exists() and {phase!r} in ledger.read_text()):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+mock.patch("hydraloop.sweeps.executors.fork_server.started", kill).start()
+"""
 WITHOUT_LOCKS = """
 from unittest import mock
 
@@ -45,6 +65,18 @@ def test_a_rank_that_is_killed_after_the_result_does_not_repeat_the_job(tmp_path
     sweep.train(deque([Kill("rank", "done")]))
     assert sweep.killed["rank"] == 1
     assert list(problems(sweep, sweep)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["iteration 2", "done"])
+def test_a_job_that_two_servers_have_started_runs_once(phase: str, tmp_path: Path) -> None:
+    """The first one is killed before it can say that it has started the job. The second one starts it again."""
+    project = make(tmp_path / "project", before=SERVER_IS_KILLED_BEFORE_IT_ANSWERS.replace("{phase!r}", repr(phase)))
+    sweep = Sweep(project, "ask", ("seed=0", "engine.max_iters=240", "engine.val_interval=60"))
+    sweep.train(deque())
+    assert list(problems(sweep, sweep)) == []
+    names = [event for _, _, event in sweep.events()]
+    assert names.count("iteration 1") == 1
 
 
 @pytest.mark.nightly

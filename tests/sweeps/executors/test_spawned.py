@@ -93,19 +93,3 @@ def test_a_sweep_of_new_processes(tmp_path: Path) -> None:
         overrides = (project.path / "all" / state.directory / ".hydra" / "overrides.yaml").read_text()
         assert f"- seed={number + 1}\n" in overrides
         assert not (folder / "request.json").exists()
-
-
-@pytest.mark.slow
-def test_a_job_that_slurm_starts_again_after_its_end_changes_nothing(tmp_path: Path) -> None:
-    """Slurm does so after the death of a slurmd. The second copy may have waited for the lock of the first one."""
-    project = Project.make(tmp_path / "project")
-    done = project.train("-m", "seed=1", "experiment=spirals", "engine.max_iters=2", "hydra.sweep.dir=all")
-    assert done.code == 0, done.err
-    folder = project.path / "all" / "0"
-    before = {path: path.read_bytes() for path in (folder / "result.json", folder / "metrics.jsonl")}
-    given = Spawn(project.path / "all", ["experiment=spirals", "engine.max_iters=2"])
-    path, _ = given.write(Request(0, ("seed=1",), str(folder), str(folder)))
-    again = {environment.SWEEP_JOB: str(path), "HYDRALOOP_SUBMITTED": "1", "SLURM_RESTART_COUNT": "1"}
-    done = project.train(**again)
-    assert done.code == 0, done.text
-    assert before == {path: path.read_bytes() for path in before}
