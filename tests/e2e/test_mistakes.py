@@ -176,11 +176,11 @@ def test_a_mistake_in_the_data_leaves_the_original_error_in_the_log(project: Pro
 
 def test_a_directory_that_holds_a_run_is_refused_before_anything_is_written(project: Project) -> None:
     assert project.train("engine.max_epochs=1", "hydra.run.dir=runs/one").code == 0
-    before = {path: path.stat().st_mtime_ns for path in (project.path / "runs").rglob("*") if path.is_file()}
+    before = {path: path.read_bytes() for path in (project.path / "runs").rglob("*") if path.is_file()}
     done = project.train("engine.max_epochs=1", "hydra.run.dir=runs/one")
     assert done.code == 2
     check_message(done.err, "hydra.run.dir: runs/one holds a run already", "resume=runs/one")
-    assert before == {path: path.stat().st_mtime_ns for path in (project.path / "runs").rglob("*") if path.is_file()}
+    assert before == {path: path.read_bytes() for path in (project.path / "runs").rglob("*") if path.is_file()}
 
 
 def test_a_lazy_layer_is_one_message_for_every_command(tmp_path: Path) -> None:

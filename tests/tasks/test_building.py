@@ -36,6 +36,14 @@ class Block(nn.Module):
         return outputs
 
 
+class FloatMSELoss(nn.MSELoss):
+    """In fp32: torch 2.11 cannot differentiate a loss of outputs in bfloat16 and targets in fp32."""
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """`[N, 1]` and `[N, 1]` to a scalar."""
+        return super().forward(outputs.float(), targets)
+
+
 def network(norm: bool = False) -> nn.Sequential:
     """Two blocks and a head."""
     torch.manual_seed(0)
@@ -86,7 +94,7 @@ def test_cuda_graphs_with_accumulation_are_refused() -> None:
 
 def gathered(distributed: Distributed, precision: str, norm: bool) -> tuple[str, str, str, str, float]:
     """The types of a weight and the inputs in the forward, then of the gradient and the shard; the last loss."""
-    task = Regression(network(norm), nn.MSELoss())
+    task = Regression(network(norm), FloatMSELoss())
     prepare_model(sharded_config(f"precision={precision}"), task, torch.device("cpu"), distributed)
     optimizer = torch.optim.SGD(task.parameters(), lr=0.1)
     torch.manual_seed(1)
