@@ -15,8 +15,9 @@ from tests.faults.sweeps.harness import Event, Sweep
 _OVER = ("finished", "pruned")
 _OF_A_SWEEP = ("directory", "command", "hours", "seconds")
 """What differs in the results of two sweeps."""
-_CACHE = "torchinductor_"
-"""A folder that torch makes and keeps."""
+_OF_LIBRARIES = ("torchinductor_", "tmp")
+"""Beginnings of names of temporary folders: the one that torch keeps, and those of `tempfile` without a prefix, which
+a sweep does not make. MLflow stores texts from one, and a sender that is killed meanwhile leaves it."""
 
 
 def problems(sweep: Sweep, quiet: Sweep) -> Iterator[tuple[str, str]]:
@@ -35,7 +36,7 @@ def problems(sweep: Sweep, quiet: Sweep) -> Iterator[tuple[str, str]]:
             yield "different", f"job {job['number']}: records {keys(mine)}, not {keys(other)}"
     yield from _problems_in_mlflow(sweep, runs)
     yield from (("different", text) for text in compared("MLflow", _ends(sweep), _ends(quiet)))
-    left = [path for path in sweep.temporary.iterdir() if not path.name.startswith(_CACHE)]
+    left = [path for path in sweep.temporary.iterdir() if not path.name.startswith(_OF_LIBRARIES)]
     left += sweep.path.rglob("*.part")
     yield from (("left", str(path.relative_to(sweep.project.path))) for path in left)
 
