@@ -21,6 +21,7 @@ from hydraloop.errors import UserError, missing_path, printable, suggestion
 from hydraloop.files import lock
 from hydraloop.files.environment import shown
 from hydraloop.files.metrics_log import FILENAME as LOG
+from hydraloop.files.metrics_log import read_end
 from hydraloop.files.result import FILENAME as RESULT
 from hydraloop.files.result import PAUSE, Objective, Result, by_keys
 from hydraloop.files.run_directory import OUTPUTS, RECORDS, config_file, typed_overrides
@@ -33,6 +34,8 @@ from hydraloop.sweeps.sweep_directory import SweepDirectory
 
 _ROOTS = (OUTPUTS, Path("multirun"))
 """Where the runs of a project are."""
+_TAIL = 1 << 16
+"""Bytes of a record log in which the last validation is looked for: about 300 records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ class _Run:
     typed: list[str]
     """Overrides as typed, secrets masked."""
     result: Result
-    """Empty if the file cannot be read."""
+    """Without the file, only the last validation."""
     started: float
     """When it was started, or resumed for the last time, in seconds since 1970."""
     experiment: str
@@ -120,6 +123,17 @@ def _cells(row: _Run, metric: str | None) -> tuple[str, ...]:
     return shown(row.path), row.status, row.experiment, shown_value, time, brief(" ".join(row.typed))
 
 
+def without_file(run_dir: Path) -> Result:
+    """Return what the records say of a run that has written no result: its last validation, with the first metric."""
+    with suppress(OSError):
+        for record in reversed(read_end(run_dir / LOG, _TAIL)):
+            if record.mode == "val" and record.values:
+                metric, value = next(iter(record.values.items()))
+                goal = Objective(metric, None, value, record.iteration)
+                return Result("interrupted", val_metrics=record.values, objective=goal)
+    return Result("interrupted")
+
+
 def described(path: Path) -> dict[str, Any]:
     """Return what `runs --json` says of a run."""
     return _plain(_read(path))
@@ -175,7 +189,7 @@ def _read(path: Path, typed: list[str] | None = None) -> _Run:
         status = "paused"
     typed = typed_overrides(path) if typed is None else typed
     name = "" if experiment is None else experiment[1].strip("'\"")
-    return _Run(path, status, typed, result or Result("failed"), started, name)
+    return _Run(path, status, typed, result or without_file(path), started, name)
 
 
 def _job(sweep: Path, state: JobState) -> _Run:

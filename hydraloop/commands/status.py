@@ -15,7 +15,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from hydraloop.commands.runs import described
+from hydraloop.commands.runs import described, without_file
 from hydraloop.errors import UserError, missing_path, printable
 from hydraloop.files import lock
 from hydraloop.files.checkpoint_files import candidates
@@ -121,9 +121,9 @@ def _of_run(path: Path) -> list[str]:
     running = RunningJob(state) if state.state == "running" else None
     if running is not None:
         running.read_records(path)
-    result = Result.read(path) if running is None else None  # that of an earlier attempt
-    goal = None if result is None else result.objective
-    best = [] if result is None or goal is None else [f"best: {goal.metric} {number(goal.value)}{result.note}"]
+    result = Result.read(path) or without_file(path)
+    goal = result.objective if running is None else None  # else it is that of an earlier attempt
+    best = [] if goal is None else [f"best: {goal.metric} {number(goal.value)}{result.note}"]
     return [*_described(state, "the run", path, path, running), *best, *command]
 
 

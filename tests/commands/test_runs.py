@@ -116,6 +116,16 @@ def test_runs_are_sorted_by_a_metric_of_the_test_and_by_one_that_no_run_was_comp
     assert [row[3] for row in rows[:3]] == ["test.precision", "0.4000", "0.3000"]
 
 
+def test_a_run_that_was_killed_has_its_last_validation(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records = [{"mode": "val", "iteration": at, "accuracy": 0.9 + at / 1000, "loss": 0.4} for at in (30, 60)]
+    lines = map(json.dumps, [*records, {"mode": "train", "iteration": 70, "loss": 0.3}])
+    (project / "outputs" / "2026-01-01" / "c" / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    assert listed(capsys, "outputs", "--sort", "accuracy") == ["c", "a", "b"]
+    for command in (["runs", "outputs"], ["status", "outputs/2026-01-01/c"]):
+        assert main(command) == 0
+        assert "accuracy 0.9600 (last)" in capsys.readouterr().out
+
+
 def test_the_json_has_what_selects_runs(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", "outputs", "--json"]) == 0
     found = {Path(one["run"]).name: one for one in json.loads(capsys.readouterr().out)["runs"]}
