@@ -127,7 +127,7 @@ def splits(sets: Mapping[str, Read]) -> str:
             remedy = "Split the data before you make the data sets, so that each sample is in one of them."
             problem = f"{known} of {read_of} samples are in data.train, too"
             raise UserError(problem, key=f"data.{key.replace('/', '.')}", remedy=remedy)
-    return f"{', '.join(others)} have no samples of train, apart from samples that repeat"
+    return f"no sample of train is in {', '.join(others)}, apart from samples that repeat"
 
 
 def labels(engine: Engine, sets: Mapping[str, Read]) -> str:
