@@ -83,7 +83,7 @@ def sweep_in(path: Path) -> SweepDirectory | None:
     """
     if (path / sweep_directory.FILENAME).exists():
         return SweepDirectory.load(path)
-    if not holds_run(path) and not slurm_queue.has_jobs(path):
+    if not holds_run(path) and lock.holder(path) is None and not slurm_queue.has_jobs(path):
         remedy = missing_path(path, "Name one: ls -d multirun/*/* outputs/*/*")
         raise UserError(f"{path} holds no sweep and no run", key="directory", remedy=remedy)
     return None

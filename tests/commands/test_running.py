@@ -220,6 +220,13 @@ def _begin(run: Path, program: str) -> Script:
     return script
 
 
+def test_a_run_that_has_written_nothing_yet_is_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`detach=true` ends when its run has locked the directory."""
+    with RunLock(tmp_path, key="hydra.run.dir"):
+        assert main(["status", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.startswith("running: the run: process ")
+
+
 def test_stop_lets_a_run_save(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = _begin(run, SAVES)
     assert main(["stop", str(run)]) == 0
