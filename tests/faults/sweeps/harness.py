@@ -71,6 +71,8 @@ class Sweep:
     is_over: bool = False
     printed: str = ""
     """By controllers that have ended."""
+    last: str = ""
+    """By the controller that has ended the sweep."""
 
     VICTIMS: ClassVar[tuple[str, ...]] = ("controller", "fork server", "job", "sender", "everything")
     PHASES: ClassVar[tuple[str, ...]] = ("written", "begin", "iteration", "save", "trained", "done")
@@ -113,6 +115,7 @@ class Sweep:
             self.controllers.remove(script)
             text, _ = script.communicate()
             self.printed += f"--- exit code {script.returncode}\n{text}"
+            self.last = self.last if script.returncode else text
             assert script.returncode in (0, 1, 2, -signal.SIGKILL), self.printed
             self.is_over = self.is_over or script.returncode == 0
             if script.returncode == 2:
@@ -204,8 +207,7 @@ class Sweep:
                 else:
                     kills.append(replace(kill, delay=kill.delay / 2))
         until(lambda: not self.processes(), f"processes are left: {self.processes()}")
-        last = self.printed.rpartition("--- exit code 0\n")[2]
-        for command in re.findall(r"^warning: mlflow: .*; (hydraloop .*) sends the rest$", last, re.MULTILINE):
+        for command in re.findall(r"^warning: mlflow: .*; (hydraloop .*) sends the rest$", self.last, re.MULTILINE):
             done = self.project.python("-m", *shlex.split(command))
             assert done.code == 0, f"{self.printed}--- {command}\n{done.text}"
             self.synced = 1

@@ -19,6 +19,7 @@ from typing import ClassVar
 import psutil
 from hydra.core.utils import env_override
 
+from hydraloop.launch.detach import CONTROLLER_LOG
 from tests.faults.sweeps import suite
 from tests.faults.sweeps.harness import Event, Kill, Sweep
 from tests.processes import command_line, until
@@ -42,6 +43,8 @@ class OnSlurm(Sweep):
 
     ids: list[str] = field(default_factory=list)
     """The jobs of the controllers that run."""
+    read: int = 0
+    """Characters of the log of all controllers that were read."""
 
     VICTIMS = ("job", "controller", "controller of waiting jobs", "time limit", "sbatch", "slurmd")
     """`time limit`: what Slurm does then to a controller. `sbatch`: fails after Slurm has taken the job."""
@@ -68,7 +71,10 @@ class OnSlurm(Sweep):
             shown = dict(re.findall(r"(JobState|ExitCode)=(\S+)", self.SLURM.run("scontrol", "show", "job", job)))
             if shown["JobState"] in ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL"):
                 self.ids.remove(job)
-                self.printed += f"--- controller {job}: {shown}\n"
+                text = (self.path / CONTROLLER_LOG).read_text()
+                new, self.read = text[self.read :], len(text)
+                self.printed += f"--- controller {job}: {shown}\n{new}"
+                self.last = new if shown["JobState"] == "COMPLETED" else self.last
                 self.is_over = self.is_over or shown["JobState"] == "COMPLETED"
                 self.refused += shown["ExitCode"] == "2:0"
         return self.ids
