@@ -100,8 +100,8 @@ class SweepJob(Worker):
                 # The controller may have died while this process waited for the lock. Its successor starts the job.
                 if owner_has_ended():
                     return REQUEUE
-                # Another process may have been started for this attempt: by Slurm after the death of a slurmd, or by a
-                # fork server that was killed before it could say so.
+                # Two processes may be started for an attempt: Slurm starts another one after the death of a slurmd, and
+                # the pool if a fork server was killed before it had said that it has started the first one.
                 if _has_ended(request):
                     return 0
 
