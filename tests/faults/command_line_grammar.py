@@ -154,6 +154,8 @@ def _with_words_changed(draw: st.DrawFn) -> list[str]:
 
 
 def _can_run(words: list[str]) -> bool:
+    if any("in_channels" in word for word in words):  # an error inside a model is a traceback: it has the shapes
+        return False
     return not any(part in word if len(part) > 2 else word.startswith(part) for part in _COSTLY for word in words)
 
 
