@@ -123,7 +123,7 @@ def _cells(row: _Run, metric: str | None) -> tuple[str, ...]:
     return shown(row.path), row.status, row.experiment, shown_value, time, brief(" ".join(row.typed))
 
 
-def without_file(run_dir: Path) -> Result:
+def result_from_records(run_dir: Path) -> Result:
     """Return what the records say of a run that has written no result: its last validation, with the first metric."""
     with suppress(OSError):
         for record in reversed(read_end(run_dir / LOG, _TAIL)):
@@ -189,7 +189,7 @@ def _read(path: Path, typed: list[str] | None = None) -> _Run:
         status = "paused"
     typed = typed_overrides(path) if typed is None else typed
     name = "" if experiment is None else experiment[1].strip("'\"")
-    return _Run(path, status, typed, result or without_file(path), started, name)
+    return _Run(path, status, typed, result or result_from_records(path), started, name)
 
 
 def _job(sweep: Path, state: JobState) -> _Run:

@@ -15,7 +15,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from hydraloop.commands.runs import described, without_file
+from hydraloop.commands.runs import described, result_from_records
 from hydraloop.errors import UserError, missing_path, printable
 from hydraloop.files import lock
 from hydraloop.files.checkpoint_files import candidates
@@ -121,10 +121,16 @@ def _of_run(path: Path) -> list[str]:
     running = RunningJob(state) if state.state == "running" else None
     if running is not None:
         running.read_records(path)
-    result = Result.read(path) or without_file(path)
-    goal = result.objective if running is None else None  # else it is that of an earlier attempt
-    best = [] if goal is None else [f"best: {goal.metric} {number(goal.value)}{result.note}"]
+    best = _best(path) if running is None else []  # else the result is that of an earlier attempt
     return [*_described(state, "the run", path, path, running), *best, *command]
+
+
+def _best(path: Path) -> list[str]:
+    """Return a line about the best validation; about the last one, if it is not known which values are good."""
+    result = Result.read(path) or result_from_records(path)
+    goal = result.objective
+    label = "validation" if goal is None or goal.rule is None else "best"
+    return [] if goal is None else [f"{label}: {goal.metric} {number(goal.value)}{result.note}"]
 
 
 def _of_sweep(sweep: SweepDirectory) -> list[str]:

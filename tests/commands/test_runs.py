@@ -121,9 +121,12 @@ def test_a_run_that_was_killed_has_its_last_validation(project: Path, capsys: py
     lines = map(json.dumps, [*records, {"mode": "train", "iteration": 70, "loss": 0.3}])
     (project / "outputs" / "2026-01-01" / "c" / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
     assert listed(capsys, "outputs", "--sort", "accuracy") == ["c", "a", "b"]
-    for command in (["runs", "outputs"], ["status", "outputs/2026-01-01/c"]):
+    for command, shown in (
+        (["runs", "outputs"], "accuracy"),
+        (["status", "outputs/2026-01-01/c"], "\nvalidation: accuracy"),
+    ):
         assert main(command) == 0
-        assert "accuracy 0.9600 (last)" in capsys.readouterr().out
+        assert f"{shown} 0.9600 (last)" in capsys.readouterr().out
 
 
 def test_the_json_has_what_selects_runs(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
