@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from tests.e2e.projects import Run
@@ -15,9 +16,10 @@ from tests.faults.sweeps.harness import Event, Sweep
 _OVER = ("finished", "pruned")
 _OF_A_SWEEP = ("directory", "command", "hours", "seconds")
 """What differs in the results of two sweeps."""
-_OF_LIBRARIES = ("torchinductor_", "tmp")
-"""Beginnings of names of temporary folders: the one that torch keeps, and those of `tempfile` without a prefix, which
-a sweep does not make. MLflow stores texts from one, and a sender that is killed meanwhile leaves it."""
+_CACHE = "torchinductor_"
+"""A folder that torch makes and keeps."""
+_TEXTS_OF_MLFLOW = ("config", "result.json")
+"""Beginnings of the files that MLflow writes into a folder `tmp…` to store them. A killed sender leaves the folder."""
 
 
 def problems(sweep: Sweep, quiet: Sweep) -> Iterator[tuple[str, str]]:
@@ -36,9 +38,15 @@ def problems(sweep: Sweep, quiet: Sweep) -> Iterator[tuple[str, str]]:
             yield "different", f"job {job['number']}: records {keys(mine)}, not {keys(other)}"
     yield from _problems_in_mlflow(sweep, runs)
     yield from (("different", text) for text in compared("MLflow", _ends(sweep), _ends(quiet)))
-    left = [path for path in sweep.temporary.iterdir() if not path.name.startswith(_OF_LIBRARIES)]
+    left = [path for path in sweep.temporary.iterdir() if not _is_of_a_library(path)]
     left += sweep.path.rglob("*.part")
     yield from (("left", str(path.relative_to(sweep.project.path))) for path in left)
+
+
+def _is_of_a_library(path: Path) -> bool:
+    is_of_mlflow = path.name.startswith("tmp") and path.is_dir()
+    is_of_mlflow = is_of_mlflow and all(file.name.startswith(_TEXTS_OF_MLFLOW) for file in path.iterdir())
+    return is_of_mlflow or path.name.startswith(_CACHE)
 
 
 def problems_of_jobs(jobs: list[dict[str, Any]], events: list[Event]) -> Iterator[tuple[str, str]]:
